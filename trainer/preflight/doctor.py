@@ -1,4 +1,4 @@
-"""`trainer doctor`: every rank looks at its node, and rank 0 prints what is there and wrong."""
+"""Runs `trainer doctor`: every rank examines its node, and rank 0 prints the findings."""
 
 import contextlib
 import os
@@ -26,7 +26,16 @@ _CPU_BYTES, _GPU_BYTES = 8 * 2**20, 256 * 2**20
 
 @dataclass(frozen=True)
 class Findings:
-    """What one rank found: versions, the root hashes of the data, and what is wrong, in words."""
+    """The findings of one rank.
+
+    Attributes:
+        rank: Number of the rank.
+        host: Name of the node.
+        device: Name of the rank's device.
+        software: Versions by the name of the software.
+        data: Root hashes of the datasets; empty if none was given or it could not be read.
+        faults: Descriptions of what is wrong on the rank.
+    """
 
     rank: int
     host: str
@@ -40,7 +49,12 @@ class Findings:
 
 
 def examine(settings: DoctorSettings) -> tuple[str, int]:
-    """What to print, empty but on rank 0, and every rank's exit code: 1 if one is unfit."""
+    """Examines all ranks together.
+
+    Returns:
+        The text to print, which is empty on all ranks but 0; and the exit code, which is 1 on every
+        rank if any rank is unfit.
+    """
     ranks = start_ranks()
     try:
         found = ranks.gather(look_around(settings, ranks))
@@ -53,7 +67,7 @@ def examine(settings: DoctorSettings) -> tuple[str, int]:
 
 
 def look_around(settings: DoctorSettings, ranks: Ranks) -> Findings:
-    """What this rank finds; what cannot be read or written is a fault and not an error."""
+    """Examines this rank. If something cannot be read or written, a fault is noted, not raised."""
     data, faults = list[str](), list[str]()
     advice = "give the credentials on this node too"
     with _noting(faults, f"cannot read the data; mount it or {advice}"):
@@ -68,6 +82,7 @@ def look_around(settings: DoctorSettings, ranks: Ranks) -> Findings:
 
 @contextlib.contextmanager
 def _noting(faults: list[str], what: str) -> Iterator[None]:
+    """Appends the error of the block, after the text `what`, to `faults` instead of raising it."""
     try:
         yield
     except (OSError, ValueError) as error:
@@ -75,7 +90,7 @@ def _noting(faults: list[str], what: str) -> Iterator[None]:
 
 
 def find_wrong(found: Sequence[Findings]) -> Iterator[str]:
-    """A line for every fault, and for every rank that differs from what most ranks have."""
+    """Yields a line for every fault, and for every rank that differs from most ranks."""
     for each in found:
         yield from (f"{each}: {fault}" for fault in each.faults)
     for name in sorted({name for each in found for name in each.software}):
@@ -87,7 +102,13 @@ def find_wrong(found: Sequence[Findings]) -> Iterator[str]:
 
 
 def format_findings(found: Sequence[Findings], wrong: Sequence[str], seconds: float) -> list[str]:
-    """A line for every rank, what all share, and what is wrong."""
+    """Returns lines about every rank, about what the ranks share, and about what is wrong.
+
+    Args:
+        found: The findings of all ranks.
+        wrong: The lines of `find_wrong`.
+        seconds: Seconds of an all-reduce between the ranks.
+    """
     hosts = len({each.host for each in found})
     nodes = f"{len(found)} rank(s) of {hosts} node(s)"
     software = ", ".join(map(" ".join, found[0].software.items()))
@@ -101,7 +122,10 @@ def format_findings(found: Sequence[Findings], wrong: Sequence[str], seconds: fl
 
 
 def _find_others(found: Sequence[Findings], name: str, values: Sequence[str]) -> Iterator[str]:
-    """The ranks whose value is not the commonest, of equally common ones the earlier."""
+    """Yields a line for every rank whose value is not the most frequent one.
+
+    Among equally frequent values the one that comes first is taken as usual.
+    """
     for usual, count in Counter(values).most_common(1):
         for each, value in zip(found, values, strict=True):
             if value != usual:
@@ -109,7 +133,7 @@ def _find_others(found: Sequence[Findings], name: str, values: Sequence[str]) ->
 
 
 def _versions() -> dict[str, str]:
-    """Software that all ranks must agree on, by name."""
+    """Returns the versions of the software that must be the same on all ranks, by name."""
     found = {"python": platform.python_version()} | software_versions(SOFTWARE)
     if torch.version.cuda:
         nccl: tuple[int, ...] = ()
@@ -120,7 +144,7 @@ def _versions() -> dict[str, str]:
 
 
 def _read_data(settings: DoctorSettings) -> Iterator[str]:
-    """Reads a block of each dataset; their root hashes."""
+    """Reads a block of each dataset, and yields the dataset's root hash."""
     if not settings.data:
         return
     for each in open_mixture(settings.data, parse_storage_options(settings.storage_options)):
@@ -132,6 +156,7 @@ def _read_data(settings: DoctorSettings) -> Iterator[str]:
 
 
 def _write_output(folder: Path) -> None:
+    """Writes a temporary file into a folder, or into the nearest parent that exists."""
     folder = folder.absolute()
     while not os.path.isdir(folder):  # Path.is_dir() raises where there is no right to look
         folder = folder.parent
@@ -142,6 +167,7 @@ def _write_output(folder: Path) -> None:
 
 
 def _write_url(settings: DoctorSettings) -> None:
+    """Writes and removes a small object in the folder that checkpoints are uploaded to."""
     if settings.checkpoint.url is not None:
         store = Folder(settings.checkpoint.url, parse_storage_options(settings.storage_options))
         name = f".beambert-doctor-{secrets.token_hex(8)}"
@@ -150,7 +176,10 @@ def _write_url(settings: DoctorSettings) -> None:
 
 
 def _time_all_reduce(ranks: Ranks) -> float:
-    """Seconds of the quickest of some all-reduces, but the first, which opens connections."""
+    """Returns the seconds of the quickest of five all-reduces.
+
+    A first one, which opens connections, is not counted.
+    """
     num_bytes = _GPU_BYTES if ranks.device.type == "cuda" else _CPU_BYTES
     payload = torch.zeros(num_bytes // 4, device=ranks.device)
     found = []

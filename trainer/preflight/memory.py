@@ -1,15 +1,16 @@
-"""How much memory a rank takes throughout, and in the fullest moment of a step.
+"""Computes how much memory a rank needs: throughout a run, and at the fullest moment of a step.
 
-With P parameters of 4 bytes each in fp32 and N ranks, a rank holds
+Let P be the bytes of all parameters in fp32, and N the number of ranks. A rank always holds:
 
-    weights            P; in bf16 half of it; under ZeRO-3 an Nth
-    fp32 weights       P / N: what ZeRO updates; in bf16 without ZeRO P
-    moments            2 P, or 2 P / N under ZeRO: both running means
-    gradient sums      P: in bf16 under ZeRO-1
-    checkpoint copies  on the host: what rank 0 writes, made before the first step and kept
+    weights            P in fp32, P / 2 in bf16; divided by N under ZeRO-3
+    fp32 weights       P / N under ZeRO, the share that the rank updates; P in bf16 without ZeRO
+    moments            2 P, or 2 P / N under ZeRO: the two running means of the optimizer
+    gradient sums      P, only in bf16 under ZeRO-1
+    checkpoint copies  the tensors that rank 0 writes, copied to the host at the start
 
-and the most of loss, end of the backward pass, reduction and update on top. Bytes of tensors
-are exact but for alignment (tests/trainer/test_memory.py counts them).
+To this a step adds the memory of its fullest moment: the loss, the end of the backward pass, the
+reduction of gradients, or the update. The bytes are those of the tensors, without the rounding of
+the allocator (tests/trainer/test_memory.py counts them).
 """
 
 from dataclasses import dataclass
@@ -23,10 +24,25 @@ _FP32 = 4
 
 @dataclass(frozen=True)
 class Case:
-    """What the memory of a rank depends on: sizes, and what of a step is kept.
+    """The sizes that the memory of a rank depends on.
 
-    Of several micro-batches all but the last leave gradients. Attention on a CPU keeps its matrix,
-    whose side is seq_len; there copies for checkpoints lie beside the model.
+    With several micro-batches, the gradients of the earlier ones stay in memory. On a CPU,
+    attention keeps its matrix of seq_len by seq_len, and the copies for checkpoints are in the same
+    memory as the model.
+
+    Attributes:
+        config: The model.
+        ranks: Number of ranks.
+        zero_stage: ZeRO stage, 0 to 3.
+        optimizer: Name of the optimizer, "adamw", "lamb" or "muon".
+        precision: Number format of the forward and backward passes.
+        micro_tokens: The most tokens of a micro-batch.
+        seq_len: Tokens of the longest instance.
+        micro_batches: Micro-batches of a rank in one step.
+        recomputes: Whether activations are computed again in the backward pass.
+        is_compiled: Whether the model is compiled.
+        is_cpu: Whether ranks compute on CPUs.
+        masked_share: Share of the tokens that are predicted.
     """
 
     config: BertConfig
@@ -44,7 +60,7 @@ class Case:
 
     @property
     def value_bytes(self) -> int:
-        """Bytes of a weight or an activation in the passes."""
+        """Bytes of one weight or activation in the forward and backward passes."""
         return 2 if self.precision == "bf16" else _FP32
 
     @property
@@ -54,24 +70,30 @@ class Case:
 
     @property
     def part(self) -> float:
-        """Bytes in fp32 of the parameters that a rank updates."""
+        """Bytes of the parameters that a rank updates, in fp32."""
         return self.whole / self.ranks if self.zero_stage else self.whole
 
     @property
     def sums_apart(self) -> bool:
-        """Whether gradients go into the sums that are held, as they come."""
+        """Whether each gradient is added to sums in fp32 as soon as it is computed."""
         return self.precision == "bf16" and self.zero_stage == 1
 
     @property
     def earlier(self) -> float:
-        """Bytes of the gradients that the micro-batches before have left."""
+        """Bytes of the gradients that earlier micro-batches of the step leave in memory."""
         if self.micro_batches == 1 or self.sums_apart:
             return 0.0
         return self.part if self.zero_stage >= 2 else self.whole
 
 
 class Memory(NamedTuple):
-    """Bytes of one rank by term: held throughout, and on top in the fullest moment of a step."""
+    """The memory of one rank, in bytes by name.
+
+    Attributes:
+        held: Memory that is held throughout the run.
+        fullest: Name of the moment of a step that takes the most memory.
+        in_step: Memory that is added at this moment.
+    """
 
     held: dict[str, int]
     fullest: str
@@ -79,25 +101,27 @@ class Memory(NamedTuple):
 
     @property
     def total(self) -> int:
-        """Bytes of tensors in the fullest moment."""
+        """Bytes of all tensors at the fullest moment."""
         return sum(self.held.values()) + sum(self.in_step.values())
 
 
 def count_memory(case: Case) -> Memory:
-    """The fullest rank's memory, which is rank 0's: it writes the model's weights."""
+    """Returns the memory of rank 0, which needs the most because it writes the model's weights."""
     moments = {"loss": _loss(case), "update": _update(case), **_reduction(case)}
     fullest = max(moments, key=lambda name: sum(moments[name].values()))
     return Memory(_rounded(_held(case)), fullest, _rounded(moments[fullest]))
 
 
 def _rounded(terms: dict[str, float]) -> dict[str, int]:
+    """Returns whole bytes by name, without the terms that are 0."""
     return {name: round(size) for name, size in terms.items() if size}
 
 
 def _held(case: Case) -> dict[str, float]:
+    """Returns the bytes that a rank holds throughout, by name."""
     weights = case.value_bytes * num_parameters(case.config)
     is_apart = case.zero_stage > 0 or case.precision == "bf16"
-    # A checkpoint has both means, and fp32 weights where the model's are not.
+    # A checkpoint has both running means, and fp32 weights unless the model's own are fp32.
     copies = weights + (2 if case.precision == "fp32" else 3) * case.part
     return {
         "weights": weights / case.ranks if case.zero_stage == 3 else weights,
@@ -109,13 +133,16 @@ def _held(case: Case) -> dict[str, float]:
 
 
 def activation_bytes(case: Case) -> int:
-    """Kept by the forward pass of one micro-batch for the backward pass, all layers together.
+    """Returns the bytes that the forward pass of one micro-batch keeps for the backward pass.
 
-    Values of a layer for each token and hidden unit: its input, query, key, value and context (5),
-    sum and LayerNorm after attention and the sum after feed-forward (3), feed-forward before and
-    after GELU (8). Dropout keeps two masks, of a byte each on a GPU. Plain torch on a CPU keeps
-    these as values, query, key and value also padded, and attention's matrix three times where it
-    drops out, one more context where it does not.
+    A layer keeps 16 values for each token and hidden unit: its input, query, key, value and context
+    (5); the sum and the LayerNorm after attention, and the sum after the feed-forward part (3); and
+    the feed-forward part before and after GELU (8, because it is 4 times as wide). Dropout keeps
+    two masks, which take one byte each on a GPU.
+
+    Plain torch on a CPU keeps these masks as values, and query, key and value a second time with
+    padding. With attention dropout it also keeps attention's matrix three times, and without it one
+    more context.
     """
     config, masks = case.config, 2 * (case.config.hidden_dropout > 0)
     a_unit: float = case.value_bytes * 16 + masks
@@ -130,7 +157,10 @@ def activation_bytes(case: Case) -> int:
 
 
 def _loss(case: Case) -> dict[str, float]:
-    """The forward pass, with logits three times or compiled twice."""
+    """Returns the bytes at the loss: all activations, and the logits.
+
+    The logits are in memory three times, or twice if the model is compiled.
+    """
     masked = 1.0 if case.config.is_causal else case.masked_share
     logit = case.value_bytes if case.is_compiled else _FP32  # plain passes copy logits to fp32
     logits = logit * case.config.vocab_size * masked * case.micro_tokens
@@ -139,11 +169,12 @@ def _loss(case: Case) -> dict[str, float]:
 
 
 def _reduction(case: Case) -> dict[str, dict[str, float]]:
-    """The end of the backward pass, and what is reduced after it.
+    """Returns the bytes at the end of the backward pass, and during the reduction after it.
 
-    The embedding's gradient is last: that of the decoder, that of the lookup, and their sum, which
-    becomes the gradient itself in a first micro-batch. DeepSpeed then flattens gradients beside
-    themselves; under ZeRO-2 beside the bucket that they came in.
+    The gradient of the embedding is computed last. The gradients of the decoder and of the lookup
+    and their sum are in memory together; in a first micro-batch the sum is the gradient itself.
+    DeepSpeed then copies gradients into a flat buffer while they are still in memory. Under ZeRO-2
+    it copies them beside the bucket in which they were collected.
     """
     count, tied = num_parameters(case.config), case.config.vocab_size * case.config.hidden_size
     bucket = _FP32 * bucket_elements(count, tied)
@@ -161,10 +192,11 @@ def _reduction(case: Case) -> dict[str, dict[str, float]]:
 
 
 def _update(case: Case) -> dict[str, float]:
-    """DeepSpeed's flat copy beside the gradients, or LAMB's updates.
+    """Returns the bytes during the update of the weights.
 
-    On several ranks LAMB's guess of both means comes with them. Of Muon the largest matrix is there
-    four times, and two matrices that are shared with other ranks are sent and received.
+    DeepSpeed has a flat copy beside the gradients. LAMB has its updates, and on several ranks also
+    estimates of both running means. Muon holds its largest matrix four times. If ranks share
+    matrices, it holds four more: two that are sent and two that are received.
     """
     gradients = 0.0 if case.sums_apart else case.part
     if case.optimizer != "lamb":

@@ -1,6 +1,7 @@
-"""What a run will take (`python -m trainer plan`): tokens, epochs, hours, memory, bandwidth.
+"""Estimates what a run will take, before it starts (`python -m trainer plan`).
 
-Everything follows from formulas, the dataset's manifest and its first block; nothing is trained.
+Tokens, epochs, hours, memory and bandwidth follow from formulas, from the dataset's manifest and
+from its first block. Nothing is trained.
 """
 
 import math
@@ -22,18 +23,30 @@ from trainer.settings import Phase, resolve
 from trainer.stream.order.source import Mixture, open_mixture
 
 MFU = 0.4
-"""Share of the peak that training reaches, counting the mathematics of real tokens only."""
+"""Share of the peak rate that training reaches, where only operations on real tokens count."""
 _RECOMPUTED = 4 / 3
-"""Mathematics with activation checkpointing, a second forward pass, over those without."""
+"""Operations of a step with activation checkpointing, relative to a step without.
+
+The forward pass is computed a second time. It is a third of a step.
+"""
 _DEFAULT_VOCAB_SIZE = 30_522
 
 
 @dataclass(frozen=True)
 class PhasePlan:
-    """One phase, by means over the dataset's instances, or by full ones where there is no dataset.
+    """The estimated cost of one phase of a run.
 
-    Without one an instance has no stored bytes, and passes are unknown: 0. A step's seconds are the
-    least, those of its mathematics, and its flops those of one instance.
+    Numbers about instances are means over the dataset's instances. Without a dataset every instance
+    is assumed to have the full length.
+
+    Attributes:
+        phase: Settings of the phase, with its final number of steps.
+        lengths: Tokens, squared tokens and predicted tokens of one instance.
+        flops: Floating-point operations of training on one instance.
+        step_seconds: A lower bound of the seconds of a step: the time of its arithmetic alone.
+        stored_bytes: Bytes of shards for one instance; 0 without a dataset.
+        instances_a_pass: Instances in one pass of the mixture; 0 without a dataset.
+        passes: Number of passes of the main dataset; 0 without a dataset.
     """
 
     phase: Phase
@@ -46,22 +59,22 @@ class PhasePlan:
 
     @property
     def instances(self) -> int:
-        """Instances that the phase trains on."""
+        """Number of instances that the phase trains on."""
         return self.phase.steps * self.phase.global_batch
 
     @property
     def tokens(self) -> float:
-        """Tokens that the phase trains on."""
+        """Number of tokens that the phase trains on."""
         return self.instances * self.lengths.tokens
 
     @property
     def seconds(self) -> float:
-        """The least seconds that the phase takes."""
+        """A lower bound of the seconds that the phase takes."""
         return self.phase.steps * self.step_seconds
 
 
 def plan_phases(settings: PlanSettings, config: BertConfig, mixture: Mixture) -> list[PhasePlan]:
-    """All phases, with steps for the epochs that are asked for, where they are."""
+    """Estimates every phase. If settings ask for epochs, steps are those of the epochs."""
     a_pass = [instances_a_pass(mixture, phase.seq_len) for phase in settings.phases if mixture]
     longer = lengthen_phases(settings, a_pass)
     return [plan_phase(phase, config, mixture, settings) for phase in longer]
@@ -70,7 +83,17 @@ def plan_phases(settings: PlanSettings, config: BertConfig, mixture: Mixture) ->
 def plan_phase(
     phase: Phase, config: BertConfig, mixture: Mixture, settings: PlanSettings
 ) -> PhasePlan:
-    """One phase, from the main dataset's totals and first block, or from full instances."""
+    """Estimates one phase.
+
+    The sizes of instances come from the main dataset: its totals and its first block. Without a
+    dataset all instances have the full length.
+
+    Args:
+        phase: Settings of the phase, with its final number of steps.
+        config: The model.
+        mixture: The datasets; empty without one.
+        settings: Settings of the run.
+    """
     masked = phase.seq_len * Case.masked_share
     lengths, known = Lengths(phase.seq_len, phase.seq_len**2, masked), dict[str, Any]()
     if mixture:
@@ -92,7 +115,7 @@ def plan_phase(
 
 
 def measure_lengths(block: Block) -> Lengths:
-    """Means over a block's instances, which are a shuffled sample of its bucket."""
+    """Returns mean lengths over a block's instances, which are a random sample of its bucket."""
     tokens_B = np.diff(block.offsets).astype(np.float64)
     masked = block.num_masked / block.num_instances
     return Lengths(float(tokens_B.mean()), float(np.square(tokens_B).mean()), masked)
@@ -101,7 +124,14 @@ def measure_lengths(block: Block) -> Lengths:
 def memory_case(
     settings: PlanSettings, config: BertConfig, phases: Sequence[PhasePlan], zero_stage: int
 ) -> Case:
-    """What the memory of a rank depends on, for the fullest of the phases."""
+    """Returns the sizes that decide a rank's memory, for the phase that takes the most.
+
+    Args:
+        settings: Settings of the run.
+        config: The model.
+        phases: The estimates of all phases.
+        zero_stage: The ZeRO stage to assume, 0 to 3.
+    """
     of_steps = [each.phase.global_batch * each.lengths.tokens for each in phases]
     tokens = max(of_steps) / settings.world_size
     return Case(
@@ -121,15 +151,19 @@ def memory_case(
 
 
 def checkpoint_bytes(parameters: int, precision: str) -> int:
-    """Size of a checkpoint: the model's weights, fp32 weights and both means of each."""
+    """Returns the bytes of a checkpoint.
+
+    For each parameter it holds the model's weight, an fp32 weight and the two running means of the
+    optimizer.
+    """
     return ((2 if precision == "bf16" else 4) + 12) * parameters
 
 
 def describe_plan(settings: PlanSettings) -> Iterator[str]:
-    """The plan as lines for a person.
+    """Yields the plan as lines of text for people.
 
     Raises:
-        ValueError: Settings that do not fit each other or the dataset.
+        ValueError: Settings do not fit each other or the dataset.
     """
     settings = resolve(settings)
     mixture: Mixture = ()
@@ -153,6 +187,7 @@ def describe_plan(settings: PlanSettings) -> Iterator[str]:
 
 
 def _describe_time(settings: PlanSettings, phases: Sequence[PhasePlan]) -> Iterator[str]:
+    """Yields a table of the phases, and the hours of the whole run."""
     yield "phase  length      steps      instances           tokens   epochs  PFLOP/step      hours"
     for number, each in enumerate(phases, start=1):
         a_pass, a_step = each.instances_a_pass, each.phase.global_batch * each.flops / 1e15
@@ -181,6 +216,7 @@ def _describe_time(settings: PlanSettings, phases: Sequence[PhasePlan]) -> Itera
 def _describe_memory(
     settings: PlanSettings, config: BertConfig, phases: Sequence[PhasePlan]
 ) -> Iterator[str]:
+    """Yields a table of the memory of a rank by ZeRO stage, and the terms of the chosen stage."""
     gpu = GPUS[settings.gpu]
     where = f"{settings.gpu} of {gpu.memory_gb} GB" if gpu.memory_gb else "a process's tensors"
     tokens = f"micro_tokens {settings.micro_tokens:,}"
@@ -200,10 +236,12 @@ def _describe_memory(
 
 
 def _terms(terms: Mapping[str, int]) -> str:
+    """Returns bytes by name as text, in gigabytes."""
     return ", ".join(f"{name} {size / 1e9:.2f}" for name, size in terms.items())
 
 
 def _describe_reading(settings: PlanSettings, phases: Sequence[PhasePlan]) -> Iterator[str]:
+    """Yields the bandwidth that each phase needs, and whether the passes suffice for it."""
     for number, each in enumerate(phases, start=1):
         if not each.stored_bytes:
             continue
@@ -223,5 +261,6 @@ def _describe_reading(settings: PlanSettings, phases: Sequence[PhasePlan]) -> It
 
 
 def _hours(seconds: float) -> str:
+    """Returns seconds as hours, with more decimals if they are few."""
     hours = seconds / 3600
     return f"{hours:,.{2 if hours < 10 else 1 if hours < 100 else 0}f}"

@@ -1,4 +1,4 @@
-"""Settings of the commands that look before a run begins."""
+"""Settings of `doctor` and `plan`, the commands that are run before a training."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -52,5 +52,5 @@ class PlanSettings(DoctorSettings):
 
     @property
     def tflops(self) -> float:
-        """TFLOP/s that were given, or those of the GPU's data sheet."""
+        """TFLOP/s that the user gave, or those of the GPU's data sheet."""
         return self.peak_tflops or GPUS[self.gpu].tflops

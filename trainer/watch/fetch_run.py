@@ -1,4 +1,4 @@
-"""Brings what a report reads of runs at URLs to this machine, for as long as it takes."""
+"""Copies the files of runs at URLs to this machine while a report is made."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,10 @@ from trainer.runs.run_folder import CONFIG, RUN_FACTS, RunFolder
 def fetched_runs(
     names: Sequence[str], storage_options: Mapping[str, Any] | None = None
 ) -> Iterator[tuple[list[str], Callable[[str], str]]]:
-    """Yields the local folder of each run, and what shows a text with URLs in their places.
+    """Yields the local folder of each run, and a function that puts URLs into texts.
+
+    The function replaces the local folders in a text by the URLs that they were copied from. The
+    copies are removed at the end.
 
     Args:
         names: Folders of runs, which stay where they are, and URLs that `--checkpoint.url` wrote.
@@ -47,7 +50,11 @@ def fetched_runs(
 
 
 def _fetch(store: Folder, run: RunFolder) -> None:
-    """Copies what a report reads of a run at a URL."""
+    """Copies the files that a report needs from a run at a URL.
+
+    Raises:
+        FileNotFoundError: The URL holds no run.
+    """
     try:
         for name in (RUN_FACTS, CONFIG, run.metrics.name):
             read = partial(store.read, name)

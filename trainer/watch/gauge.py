@@ -1,4 +1,7 @@
-"""How well a step used the machine: throughput, MFU, memory, time left (docs/watching.md)."""
+"""Measures how well a step used the machine, for metrics.jsonl (docs/watching.md).
+
+The measures are throughput, model FLOPs utilization (MFU), memory, and the time that is left.
+"""
 
 import statistics
 import time
@@ -15,29 +18,45 @@ from trainer.process.ranks import Ranks
 from trainer.settings import Phase
 
 REMEMBERED_STEPS = 100
+"""The number of recent steps whose mean time decides the time that is left."""
 
 
 class Gauge:
-    """Turns the counts of a step and its time into columns of metrics.jsonl."""
+    """Computes columns of metrics.jsonl from the counts and the time of a step."""
 
     def __init__(
         self, config: BertConfig, phases: Sequence[Phase], ranks: Ranks, peak: float | None = None
     ) -> None:
-        """MFU is a share of the peak in TFLOP/s of a device; by default a GPU's data sheet's."""
+        """Prepares the measures of a run.
+
+        Args:
+            config: The model.
+            phases: All phases of the run.
+            ranks: The ranks of the job.
+            peak: TFLOP/s of a device of which MFU is a share; None means those of the GPU's data
+                sheet. On a CPU there is no MFU without it.
+        """
         if ranks.device.type == "cuda" and peak is None:
             peak = peak_tflops_of(torch.cuda.get_device_name(ranks.device))
         self.peak_tflops = peak
         self._config, self._phases, self._ranks = config, phases, ranks
-        # Whole seconds from step to step, saving included.
+        # Seconds from the end of a step to the end of the next one, with the time of saving.
         self._recent: deque[float] = deque(maxlen=REMEMBERED_STEPS)
         self._phase, self._last, self._is_warm = -1, 0.0, False
 
     def columns(
         self, counts: StepCounts, seconds: float, phase: int, steps_left: int
     ) -> dict[str, Any]:
-        """What the step that has just been made, and its steps left of the phase, add to its row.
+        """Returns the columns for the row of the step that has just ended.
 
-        `seconds` run from asking for the batch to the end of its update; mfu needs a peak.
+        Args:
+            counts: Counts of the step over all ranks.
+            seconds: Seconds from the request for the batch to the end of the update.
+            phase: Index of the phase, from 0.
+            steps_left: Number of steps that are left in the phase.
+
+        Returns:
+            Columns by name. "mfu" is None if the peak is not known.
         """
         lengths = Lengths(counts.tokens, counts.squared_tokens, counts.masked)
         flops = training_flops(self._config, lengths)
@@ -53,7 +72,10 @@ class Gauge:
         }
 
     def _eta(self, seconds: float, phase: int, steps_left: int) -> float:
-        """Seconds until the run ends, by recent steps; other phases count by their tokens."""
+        """Returns the seconds until the run ends, from the mean time of recent steps.
+
+        A step of a later phase is assumed to take longer in the ratio of its tokens.
+        """
         now = time.monotonic()
         if phase != self._phase:
             self._recent.clear()

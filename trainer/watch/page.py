@@ -1,4 +1,4 @@
-"""Runs as one page (run.html beside this file): losses, rates, speed, validation, data, state."""
+"""Renders runs as one HTML page, from the template run.html beside this file."""
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,13 +18,20 @@ _MOST_EVENTS = 50
 
 
 def _small(value: float) -> str:
+    """Returns a number with four digits."""
     return f"{value:.4g}"
 
 
 class Chart(NamedTuple):
-    """A column of metrics.jsonl, and of its validation rows where they have it.
+    """A chart of one column of metrics.jsonl, with a curve for steps and one for validations.
 
-    `guess` is the column of validation rows that says what a guess without the model reaches.
+    Attributes:
+        column: Name of the column.
+        title: Title of the chart.
+        write: Writes a value as text.
+        from_zero: Whether the vertical axis begins at 0.
+        guess: Column of validation rows with the value that a guess without the model reaches;
+            empty if there is none.
     """
 
     column: str
@@ -47,7 +54,7 @@ CHARTS = (
 
 
 def render_page(runs: Sequence[ReadRun]) -> str:
-    """The whole page; all text from the runs is escaped."""
+    """Returns the whole page as HTML, in which all text from the runs is escaped."""
     drawn = {chart.title: draw(chart, runs) for chart in CHARTS}
     rows = [_summarize(run) for run in runs]
     events = [(run.name, row["step"], _say(row)) for run in runs for row in run.events]
@@ -66,7 +73,7 @@ def render_page(runs: Sequence[ReadRun]) -> str:
 
 
 def draw(chart: Chart, runs: Sequence[ReadRun]) -> Markup:
-    """The chart over steps; an empty text where no run has the column."""
+    """Returns the chart over steps, or an empty text if no run has the column."""
     curves = [curve for index, run in enumerate(runs) for curve in _curves(chart, index, run)]
     return draw_chart(
         chart.title, curves, "step", chart.write, from_zero=chart.from_zero, borders=_borders(runs)
@@ -93,6 +100,7 @@ def _borders(runs: Sequence[ReadRun]) -> list[tuple[float, str]]:
 
 
 def _curves(chart: Chart, index: int, run: ReadRun) -> Iterator[Curve]:
+    """Yields the curves of a run, whose colour is that of its number `index`."""
     yield Curve(run.name, _points(run.train, chart.column), "line", index)
     validation = _points(run.validation, chart.column)
     yield Curve(f"{run.name}, validation", validation, "dots", index)
@@ -102,12 +110,13 @@ def _curves(chart: Chart, index: int, run: ReadRun) -> Iterator[Curve]:
 
 
 def _points(rows: Sequence[Row], column: str) -> list[Point]:
+    """Returns the steps and values of a column; rows without a number are left out."""
     values = ((float(row["step"]), number(row, column)) for row in rows)
     return [(step, value) for step, value in values if value is not None]
 
 
 def _describe(run: ReadRun) -> Iterator[str]:
-    """What a run is and how far it has come; what its files do not say is left out."""
+    """Yields lines about a run and its progress, as far as its files say it."""
     yield str(run.path)
     for each in run.facts.get("datasets", ()):
         root_hash = str(each.get("root_hash"))[:16]
@@ -164,7 +173,10 @@ def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _summarize(run: ReadRun) -> dict[str, str]:
-    """Last and best numbers: means over the last twentieth of the steps, medians of speeds."""
+    """Returns the last and best numbers of a run as text, by their names.
+
+    Losses and accuracies are means over the last twentieth of the steps, and speeds are medians.
+    """
     recent = run.train[-max(1, len(run.train) // 20) :]
     validation = _values(run.validation, "mlm_loss")
     memory = max(_values(run.train, "peak_memory_bytes"), default=0.0)
@@ -185,20 +197,22 @@ def _summarize(run: ReadRun) -> dict[str, str]:
 
 
 def _values(rows: Sequence[Row], column: str) -> list[float]:
+    """Returns the numbers of a column; rows without one are left out."""
     return [value for row in rows if (value := number(row, column)) is not None]
 
 
 def _median(rows: Sequence[Row], column: str) -> list[float]:
+    """Returns a list with the median of a column, or an empty list without numbers."""
     values = _values(rows, column)
     return [statistics.median(values)] if values else []
 
 
 def _write(write: Callable[[float], str], values: Sequence[float]) -> str:
-    """The mean of the values as text; empty where there is none."""
+    """Returns the mean of the values as text; empty without values."""
     return write(statistics.fmean(values)) if values else ""
 
 
 def _say(row: Mapping[str, Any]) -> str:
-    """A row that is neither a step nor a validation."""
+    """Returns the text of a row that is neither a step nor a validation."""
     shown = {key: value for key, value in row.items() if key not in ("step", "instances")}
     return ", ".join(f"{key} {value}" for key, value in shown.items())

@@ -1,7 +1,7 @@
-"""Runs as a report reads them: forgiving about what is missing or torn, and saying so.
+"""Reads the folders of runs for a report, also if files are missing or damaged.
 
-A report is asked for most when something went wrong, so whatever can be read is shown, and what
-cannot is listed.
+People ask for a report above all when something went wrong. So everything that can be read is
+shown, and a list says which files or lines could not be read.
 """
 
 import json
@@ -43,13 +43,17 @@ class ReadRun:
 
 
 def read_runs(folders: Sequence[str]) -> list[ReadRun]:
-    """The runs in the order given, each once; a FileNotFoundError where a folder holds no run."""
+    """Reads the runs of some folders, each once and in the given order.
+
+    Raises:
+        FileNotFoundError: A folder holds no run.
+    """
     paths = list(dict.fromkeys(Path(folder).resolve() for folder in folders))
     return [_read_run(path, name) for path, name in zip(paths, _names(paths), strict=True)]
 
 
 def number(row: Row, column: str) -> float | None:
-    """A finite number of a row; None where there is none."""
+    """Returns a finite number of a row, or None if the row has none in this column."""
     value = row.get(column)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
@@ -58,7 +62,7 @@ def number(row: Row, column: str) -> float | None:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that differ from each other."""
+    """Returns the shortest endings of the paths that tell the paths apart."""
     for length in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-length:]) for path in paths]
         if len(set(names)) == len(names):
@@ -67,6 +71,11 @@ def _names(paths: Sequence[Path]) -> list[str]:
 
 
 def _read_run(path: Path, name: str) -> ReadRun:
+    """Reads the folder of a run, which is shown as `name`.
+
+    Raises:
+        FileNotFoundError: The folder holds no run.
+    """
     folder, problems = RunFolder(path), list[str]()
     facts, settings = dict[str, Any](), dict[str, Any]()
     if not folder.facts.is_file() and not folder.metrics.is_file():
@@ -96,7 +105,16 @@ def _read_run(path: Path, name: str) -> ReadRun:
 def _drop_wrong_types(
     found: Mapping[str, Any], types: Mapping[str, Any], name: str, problems: list[str]
 ) -> dict[str, Any]:
-    """Returns a file's keys but those whose values have wrong types, which become problems."""
+    """Returns the keys of a file whose values have the right types.
+
+    Every value of a wrong type is appended to the problems.
+
+    Args:
+        found: The content of the file.
+        types: The expected types by key, as in `wrong_types`.
+        name: The name of the file, for messages.
+        problems: The list to which messages are appended.
+    """
     sound = dict(found)
     for key, expected in types.items():
         wrong = list(wrong_types(found[key], expected, key)) if key in found else []
@@ -107,7 +125,10 @@ def _drop_wrong_types(
 
 
 def _rows(path: Path, problems: list[str]) -> Iterator[Row]:
-    """Yields rows that are JSON objects with a step; the numbers of other lines are a problem."""
+    """Yields the lines of a file that are JSON objects with a step.
+
+    The numbers of all other lines are appended to the problems.
+    """
     bad = []
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     lines = text.split("\n")
@@ -128,11 +149,14 @@ def _rows(path: Path, problems: list[str]) -> Iterator[Row]:
 
 
 def _has_place(row: Row) -> bool:
-    """Whether a row says its step, and its phase if it has one, as whole numbers."""
+    """Returns whether the step of a row, and its phase if it has one, are whole numbers."""
     places = [row.get("step"), row.get("phase", 0)]
     return all(type(place) is int and 0 <= place < _MOST_STEPS for place in places)
 
 
 def _last(rows: Sequence[Row]) -> list[Row]:
-    """The last row of every step: a run that went back made some of them again."""
+    """Returns the last row of every step.
+
+    A run that went back to a checkpoint has several rows of the steps that it repeated.
+    """
     return [row for _, row in sorted({row["step"]: row for row in rows}.items())]

@@ -1,4 +1,4 @@
-"""Where rows of metrics go: metrics.jsonl first, then whatever else shows their curves."""
+"""Writes the rows of metrics to metrics.jsonl, TensorBoard and W&B."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -10,9 +10,9 @@ from trainer.runs.run_folder import RunFolder
 from trainer.settings import PretrainSettings
 
 FLUSH_SECONDS = 30
-# Columns that say where a row stands rather than how it went.
+# Columns that say which step a row describes and how much it processed; they get no curve.
 PLACES = ("step", "split", "phase", "position", "instances", "masked", "tokens", "pairs")
-# Columns measured by a clock or the machine: equal runs differ in them alone.
+# Columns that depend on the clock or the machine. Two equal runs differ only in these.
 MEASURED = (
     "tokens_per_second", "data_wait_share", "model_tflops_per_rank", "mfu", "peak_memory_bytes",
     "eta_seconds", "seconds", "phase_seconds",
@@ -20,13 +20,18 @@ MEASURED = (
 
 
 def curves(row: Mapping[str, Any]) -> dict[str, float]:
-    """Every number of a row as SPLIT/COLUMN or SPLIT/COLUMN/KEY; measured ones as speed/COLUMN."""
+    """Returns the numbers of a row by the names of their curves.
+
+    A name is SPLIT/COLUMN, or SPLIT/COLUMN/KEY for a value of a table. Columns that depend on the
+    machine are named speed/COLUMN.
+    """
     groups = {column: "speed" if column in MEASURED else row["split"] for column in row}
     named = ((f"{groups[column]}/{column}", row[column]) for column in row if column not in PLACES)
     return dict(leaf for name, value in named for leaf in _leaves(name, value))
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """Yields the names and values of all numbers in a value, which may be a table of tables."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _leaves(f"{name}/{key}", inner)
@@ -35,7 +40,7 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, float]]:
 
 
 class TensorBoard:
-    """RUN/tensorboard: the curves of every row at its step; what came after `step` is hidden."""
+    """Writes the curves to the folder `tensorboard` of a run."""
 
     def __init__(self, folder: Path, step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
@@ -44,31 +49,44 @@ class TensorBoard:
         self._writer = self._open(purge_step=step + 1)
 
     def restart_after(self, step: int) -> None:
-        """Hides later steps, in a new file."""
+        """Begins a new file, which hides the rows of later steps in earlier files."""
         self._writer.close()
         self._writer = self._open(purge_step=step + 1)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """The numbers of a row."""
+        """Adds the numbers of a row to the curves."""
         for name, value in curves(row).items():
             self._writer.add_scalar(name, value, row["step"])
 
     def flush(self) -> None:
-        """Brings everything to the disk: before a checkpoint, whose steps are never made again."""
+        """Writes everything to disk, before a checkpoint is saved."""
         self._writer.flush()
 
     def close(self) -> None:
-        """Ends the file."""
+        """Closes the file."""
         self._writer.close()
 
 
 class WeightsAndBiases:
-    """One W&B run for one run folder, however often it is continued; only it imports wandb."""
+    """Sends the curves to W&B. All launches of a run share one run of W&B.
+
+    The package wandb is imported only here.
+    """
 
     def __init__(
         self, project: str, folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any]
     ) -> None:
-        """Starts or resumes the W&B run of a folder's name and run.json's id."""
+        """Starts or resumes the run of W&B that has the id of run.json and the name of the folder.
+
+        Args:
+            project: Name of the project at W&B.
+            folder: Folder of the run.
+            facts: Content of run.json.
+            config: Content of config.yaml.
+
+        Raises:
+            ValueError: wandb cannot be imported or reached.
+        """
         try:
             import wandb
         except ImportError as error:
@@ -83,16 +101,19 @@ class WeightsAndBiases:
         self._logged_before = int(self._run.step)
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """The numbers of a row; W&B takes no earlier step, and repeated ones are equal."""
+        """Sends the numbers of a row, unless W&B already has this step.
+
+        W&B takes no step twice. A repeated step has the same numbers, so nothing is lost.
+        """
         if row["step"] >= self._logged_before:
             self._run.log(curves(row), step=row["step"])
 
     def restart_after(self, step: int) -> None:
-        """Steps after this one come again, and stay as W&B has them."""
+        """Notes that steps after this one will be repeated. W&B keeps the rows it has."""
         self._logged_before = max(self._logged_before, int(self._run.step), step + 1)
 
     def flush(self) -> None:
-        """Does nothing, as wandb sends by itself."""
+        """Does nothing, because wandb sends rows by itself."""
 
     def close(self) -> None:
         """Waits until everything is sent."""
@@ -103,41 +124,46 @@ Curves = TensorBoard | WeightsAndBiases
 
 
 class Recorder:
-    """Takes every row of the run; only rank 0's has somewhere to put them."""
+    """Passes every row of a run on. The recorders of ranks other than 0 drop the rows."""
 
     def __init__(self, metrics: MetricsFile | None = None, shown: Sequence[Curves] = ()) -> None:
         self._metrics, self._shown = metrics, shown
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """Takes a row, which is on disk in metrics.jsonl when this returns."""
+        """Writes a row. When this returns, the row is on disk in metrics.jsonl."""
         if self._metrics is not None:
             self._metrics.append(row)
         for each in self._shown:
             each.add(row)
 
     def restart_after(self, step: int) -> None:
-        """Drops later rows of a run that went back, which come again: none is doubled."""
+        """Drops the rows of later steps, which the run will repeat after it went back."""
         if self._metrics is not None:
             self._metrics.cut_after(step)
         for each in self._shown:
             each.restart_after(step)
 
     def flush(self) -> None:
-        """Brings rows to where they stay: a continued run makes the steps before it never again."""
+        """Writes all rows to disk, before a checkpoint is saved.
+
+        A run that continues from the checkpoint does not repeat the steps before it.
+        """
         for each in self._shown:
             each.flush()
 
     def close(self) -> None:
-        """Ends what is shown: there are no more rows."""
+        """Closes the files, after the last row."""
         for each in self._shown:
             each.close()
 
 
 def open_recorder(folder: RunFolder, settings: PretrainSettings, step: int) -> Recorder:
-    """Rank 0's recorder, going on after `step`; later rows of an earlier launch are dropped.
+    """Opens the recorder of rank 0, which continues after `step`.
+
+    Later rows, from an earlier launch, are dropped.
 
     Raises:
-        ValueError: metrics.jsonl is damaged, or --wandb cannot be had.
+        ValueError: metrics.jsonl is damaged, or wandb cannot be imported or reached.
     """
     metrics = MetricsFile(folder.metrics)
     metrics.cut_after(step)

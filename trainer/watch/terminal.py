@@ -1,4 +1,4 @@
-"""Rank 0's terminal: a progress bar for a person, lines for a log."""
+"""Shows progress on rank 0: a bar on a terminal, or lines in a log."""
 
 import sys
 import time
@@ -15,7 +15,11 @@ TERMINAL_SECONDS, LOG_SECONDS = 60.0, 10.0
 
 
 class Progress:
-    """A bar on rank 0's terminal and lines above it; in a log lines alone, elsewhere nothing."""
+    """Shows the progress of a run.
+
+    Rank 0 shows a bar with lines above it if it writes to a terminal, and only lines otherwise. The
+    other ranks show nothing.
+    """
 
     def __init__(
         self,
@@ -35,12 +39,16 @@ class Progress:
         self._next_line = 0.0
 
     def say(self, text: str) -> None:
-        """A line above the bar, from rank 0 only."""
+        """Prints a line above the bar, on rank 0 only."""
         if self._shown:
             say(text)
 
     def advance(self, row: Mapping[str, Any]) -> None:
-        """One more step."""
+        """Counts one more step, and prints a line about it from time to time.
+
+        Args:
+            row: The row of the step in metrics.jsonl.
+        """
         self.bar.set_postfix_str(f"loss {row['loss']:.3f} {_format_speed(row)}", refresh=False)
         self.bar.update()
         if self._clock() >= self._next_line or row["step"] == self._num_steps:
@@ -48,7 +56,7 @@ class Progress:
             self.say(f"{datetime.now(UTC):%H:%M:%S}Z {format_step(row, self._num_steps)}")
 
     def close(self) -> None:
-        """Leaves the bar as it is."""
+        """Ends the bar, which stays on the terminal."""
         self.bar.close()
 
 
@@ -85,16 +93,22 @@ class StepCount:
             say(f"{self._run}: {count}, ETA {format_seconds(left)}", is_aside=True)
 
     def close(self) -> None:
-        """Leaves the bar as it is."""
+        """Ends the bar, which stays on the terminal."""
         self._bar.close()
 
 
 def _format_speed(row: Mapping[str, Any]) -> str:
+    """Returns the speed of a step as text."""
     return f"{row['tokens_per_second']:,.0f} tok/s, data wait {row['data_wait_share']:.0%}"
 
 
 def format_step(row: Mapping[str, Any], num_steps: int | None) -> str:
-    """A row of metrics.jsonl as a line for a terminal; num_steps may be unknown."""
+    """Returns a row of metrics.jsonl as a line for a terminal.
+
+    Args:
+        row: The row of a step.
+        num_steps: Steps of the whole run; None if they are not known.
+    """
     total = "" if num_steps is None else f"/{num_steps:,}"
     losses = f"MLM {row['mlm_loss']:.3f} ({row['mlm_accuracy']:.0%})"
     if "nsp_loss" in row:
@@ -108,7 +122,7 @@ def format_step(row: Mapping[str, Any], num_steps: int | None) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Such as 12 s, 3 min 20 s, 5 h 12 min, 3 d 4 h."""
+    """Returns a duration as text, such as 12 s, 3 min 20 s, 5 h 12 min, or 3 d 4 h."""
     whole = round(seconds)
     units = ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s"))
     for size, unit, smaller, smaller_unit in units:
