@@ -186,7 +186,9 @@ class PairMerger:
         return self._drop_overlaps(np.sort(at_K)) if left == right else at_K
 
     def _drop_overlaps(self, at_K: Array) -> Array:
-        """Keeps every second one of positions that directly follow each other.
+        """Drops positions so that no two pairs overlap.
+
+        Of positions that directly follow each other, the first, third, fifth and so on are kept.
 
         For example, `a a a` has two pairs `a a`, of which only the first can be merged.
 

@@ -188,8 +188,9 @@ def _same(wrong: str, names: Sequence[str]) -> list[str]:
 def _similar(wrong: str, names: Sequence[str]) -> list[str]:
     """Returns the names that are spelt like the wrong one, or share words with it.
 
-    Slips of a letter win; then names that share words, the longest first; then names whose whole,
-    and at last names whose last part, is spelt a little like the wrong one.
+    The first of these groups that is not empty is returned: names that differ by a slip of a
+    letter; names that share words with the wrong one, the longest first; names with a similar
+    spelling; names whose last part has a similar spelling.
 
     Args:
         wrong: The unknown name in lower case, with underscores.

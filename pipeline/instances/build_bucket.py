@@ -140,7 +140,7 @@ def build_bucket(
         documents: The documents of the bucket.
         rule: The rule by which instances are made.
         pass_index: The number of the pass, from 0.
-        bucket_name: The name of the bucket, a part of the keys of its seeds.
+        bucket_name: The name of the bucket, from which its random seeds are derived.
 
     Raises:
         ValueError: There are fewer than two distinct documents, or the pass uses none of them.

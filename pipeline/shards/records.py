@@ -140,7 +140,8 @@ class Manifest:
         groups: Totals of each split and length.
         counters: Numbers of documents and characters that were read, dropped by reason, and kept.
         root_hash: Hash of the content of all shards (docs/format.md, section 4).
-        seal: Seal of all documents that were kept.
+        seal: Seal of all documents that were kept: their number, their tokens and the exclusive or
+            of their ids (docs/format.md, The seal).
         sources: Name, language, weight and counters of each source, by its number.
         tables_sha256: The sha256 of shards.parquet and of blocks.parquet, by file name; empty while
             the build runs.

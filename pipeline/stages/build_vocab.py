@@ -368,7 +368,7 @@ def _say_gain(
 def _count_words(
     settings: BuildSettings, parts: Sequence[Part], output: Folder, beam_arguments: Sequence[str]
 ) -> _CountedWords:
-    """Counts the words of a sample of the input by the vocabulary job."""
+    """Runs the vocabulary job, which counts the words in a sample of the input."""
     folder = output / _COUNTING
     sample = choose_sample(parts)
     num_bits = {part.key: bits for part, bits in sample.items() if bits}

@@ -115,12 +115,12 @@ class Pauses:
 def call_patiently(
     what: str, call: Callable[[], Result], attempts: int = ATTEMPTS, filesystem: Any = None
 ) -> Result:
-    """Calls a function that makes a request until it returns or its error is final.
+    """Repeats a request until it succeeds or its error is final.
 
     Args:
         what: The request's URL, for messages.
         call: Makes the request.
-        attempts: How many attempts may fail; refusals do not count.
+        attempts: How many attempts may fail. Denied permission does not count as a failure.
         filesystem: The fsspec filesystem that is asked. Without it, the first refusal is final.
 
     Raises:
@@ -128,8 +128,8 @@ def call_patiently(
         FileExistsError: Raised by `call`, and passed on at once.
         ValueError: Raised by `call`, and passed on at once.
         NoBucketError: The store has no such bucket.
-        PermissionError: The store refuses: at once if it has never answered, otherwise after
-            REFUSAL_SECONDS.
+        PermissionError: The store denies permission. This is raised at once if no earlier request
+            to the filesystem has succeeded, and otherwise after REFUSAL_SECONDS.
         StorageError: The attempts are used up, or the error is final.
     """
     patience = _Patience(what, attempts, filesystem)

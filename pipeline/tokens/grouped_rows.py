@@ -217,7 +217,7 @@ class LocalGroups:
 def open_groups(
     folder: Folder, names: Sequence[str], dtype: np.dtype[Any]
 ) -> Iterator[LocalGroups]:
-    """Fetches grouped files by one request each, and keeps their rows in a temporary file.
+    """Fetches files of grouped rows, each by one request, and keeps the rows in a temporary file.
 
     The temporary file is in TMPDIR, and is deleted at the end of the context.
 

@@ -162,7 +162,7 @@ def write_overlaps(
 
 
 def _parse_overlaps(data: bytes, where: str) -> pa.Table:
-    """Parses a part's file of overlaps.
+    """Parses the file of a part that lists its documents which share words with task files.
 
     Raises:
         ValueError: The file is damaged.

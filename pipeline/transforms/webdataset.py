@@ -59,7 +59,8 @@ class Tally(NamedTuple):
 
     Attributes:
         samples: Number of samples.
-        num_bytes: Bytes of their members in a tar, without the end of the tar.
+        num_bytes: Bytes that their members take in a tar, with headers and padding but without the
+            zero blocks that end the tar.
         checksum: Sum of the crc32 of the encoded samples.
     """
 
@@ -361,7 +362,10 @@ def _encoder(extension: str) -> Any:
 
 
 def _cell_of(encoded: bytes) -> int:
-    """Returns the cell of an encoded sample (`Plan`)."""
+    """Returns the number of the cell of an encoded sample, from the hash of its key.
+
+    `Plan` says which cells go into which shard.
+    """
     return int.from_bytes(encoded[:_CELL_BYTES], "big")
 
 

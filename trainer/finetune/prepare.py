@@ -231,11 +231,13 @@ def choose_head(
 
 
 def begin_model(prepared: Prepared, seed: int) -> Any:
-    """Returns the model that a run begins with: the task's own, or BERT with a head.
+    """Returns the model that a run begins with.
+
+    It is the model that the task builds, or BERT with a head.
 
     Args:
         prepared: The task, the opened model and the head.
-        seed: The seed of the weights that begin as new.
+        seed: The seed of the weights that are not loaded but drawn at random.
     """
     if isinstance(prepared.task, OwnModel):
         return prepared.task.build_model(prepared.head, seed)
@@ -252,7 +254,8 @@ def start_model(
         config: The configuration of the new model; it may have other dropout than the opened one.
         head: The head.
         seed: The seed of the weights that the opened model lacks.
-        keeps_head: Whether the weights of the head are copied too. Otherwise they begin as new.
+        keeps_head: Whether the weights of the head are copied too. Otherwise they are drawn at
+            random.
     """
     model = build_task_model(config, head, seed)
     names = {name for name, _ in model.named_parameters() if name in opened.state}

@@ -179,7 +179,8 @@ class ExportSettings:
     Attributes:
         run: The run's folder or its --checkpoint.url; RUN@STEP for an earlier checkpoint,
             RUN@mean5 for the mean of the newest 5. The folder of a model can be given too.
-        output: Folder or fsspec URL to write. Only an earlier export there is replaced.
+        output: Folder or fsspec URL to write. An earlier export there is replaced; a
+            folder with anything else in it is refused.
         output_format: The format: huggingface for transformers, or deepspeed-universal, which has
             the optimizer's state too.
         storage_options: Options of the run's filesystem, as JSON or @FILE.

@@ -101,14 +101,15 @@ def task_loss_sum(
 ) -> Tensor:
     """Returns the sum of the losses of a micro-batch, as a float32 scalar.
 
-    Without items it is 0, and still depends on the logits.
+    If the micro-batch has no items the sum is 0, but it is still computed from the logits, so that
+    gradients exist.
 
     Args:
         head: The head.
-        logits: The result of the model, of the shape in the table above.
+        logits: The result of the model, of the shape in the table at the top of this module.
         labels: int64 [I] classes, or right choices of each question; float32 [I] numbers of a
             regression; int64 [T] classes of tokens; or int64 [2 I] first and last tokens of
-            answers, counted in each sequence.
+            answers, as positions in their sequence.
         cu_seqlens: Where each sequence begins in the tokens, and where the last ends, [B+1].
         item_starts: Where each item begins in the sequences, and where the last ends, [I+1].
     """

@@ -89,10 +89,11 @@ def _load(
 ) -> ValidationSet:
     """Reads this rank's share of the validation instances of one dataset.
 
-    All ranks call this together, because it counts over all of them.
+    All ranks call this together, because it adds up numbers over the ranks.
 
     Raises:
-        ValueError: The run should stop at an accuracy, and there are too few instances.
+        ValueError: The run is set to stop at an accuracy, and there are too few instances to
+            measure it.
     """
     dataset = source.dataset
     size = sum(shard.instances for shard in dataset.shards("validation", seq_len, 0))

@@ -137,8 +137,9 @@ class KnownPasses:
             position: Stream position.
             seed: Seed of the stream.
             num_lanes: The number of lanes K.
-            skipped: Ascending stretches that do not touch.
-            weights: As for `describe`.
+            skipped: Stretches of positions that the stream leaves out, ascending and not touching.
+            weights: Weights that decide how far each dataset has come, if they differ from those of
+                the mixture.
         """
         return StreamState(
             position=position,
@@ -155,7 +156,8 @@ class KnownPasses:
     ) -> StreamOrder:
         """Makes the order of the passes that are known now.
 
-        `_num_known` is part of the cache's key only: another known pass makes another order.
+        The result is cached. `_num_known` is only a part of the cache's key, because the order
+        changes when one more pass becomes known.
         """
         return StreamOrder(tuple(map(tuple, self._passes)), self.weights, seed, num_lanes, skipped)
 

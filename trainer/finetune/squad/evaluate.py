@@ -28,10 +28,12 @@ class Marks(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """A predicted answer to a question of 2.0, with all that a threshold for it depends on.
+    """A predicted answer to a question of SQuAD 2.0.
+
+    It has all numbers from which the threshold for giving no answer is chosen.
 
     Attributes:
-        marks: How good the answer is if it is given.
+        marks: Exact match and F1 of the answer, for the case that it is given.
         null_score: How much the score of giving no answer exceeds the score of this answer.
         has_answer: Whether the question has a right answer.
         has_text: Whether the predicted answer is not empty.
