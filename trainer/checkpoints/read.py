@@ -1,12 +1,19 @@
-"""Checkpoints per parameter, so that any number of ranks and any ZeRO stage reads the same files.
+"""Finds, checks, loads and deletes the checkpoints in a local folder.
+
+A checkpoint is a folder with these files:
 
     checkpoints/step-00000600/
         model.safetensors                     weights as the model uses them, fp32 or bf16
-        fragments-00000-of-00002.safetensors  rank 0's pieces: "fp32/NAME", "exp_avg/NAME", ...
-        state.json                            progress, and which piece of what lies where
-        COMMITTED                             sizes and hashes of the others, written last
+        fragments-00000-of-00002.safetensors  rank 0's fragments: "fp32/NAME", "exp_avg/NAME", ...
+        state.json                            progress, and which fragments each file holds
+        COMMITTED                             sizes and hashes of the other files, written last
 
-No pickle anywhere. Generators are keyed to the step, so there is no random state to save.
+A fragment is the range of a parameter's values that one rank updates. Fragments are stored under
+the names of their parameters, so a run can continue with another number of ranks or another ZeRO
+stage. COMMITTED marks a checkpoint as complete, so a folder without it was not finished.
+
+No file is a pickle, because loading a pickle can execute code. Random numbers are derived from the
+step, so there is no state of random generators to save.
 """
 
 import contextlib
@@ -31,23 +38,37 @@ from trainer.process.ranks import Ranks, together
 from trainer.runs.json_files import parse_object
 
 FORMAT = 2
+"""The version of the format of checkpoints, which state.json names."""
 MODEL = "model.safetensors"
 STATE = "state.json"
 COMMITTED = "COMMITTED"
+"""The name of the file that marks a checkpoint as complete."""
 
 
 def step_of(name: str) -> int:
-    """The optimizer steps made before a checkpoint, by the name of its folder."""
+    """Returns the number of optimizer steps before a checkpoint was saved.
+
+    Args:
+        name: The name of the checkpoint's folder, such as step-00000600.
+    """
     return int(name.removeprefix("step-"))
 
 
 def is_checkpoint(name: str) -> bool:
-    """Whether a folder has the name of a checkpoint."""
+    """Returns whether the name of a folder is the name of a checkpoint, such as step-00000600."""
     return re.fullmatch("step-[0-9]{8,}", name) is not None
 
 
 def find_checkpoints(checkpoints: Path) -> tuple[list[Path], list[Path]]:
-    """Committed checkpoints, oldest first, and folders of saves that never ended."""
+    """Returns the complete checkpoints in a folder, and the remains of saves that did not finish.
+
+    Args:
+        checkpoints: The folder of all checkpoints; it does not have to exist.
+
+    Returns:
+        The folders of complete checkpoints, oldest first, and all other folders whose names begin
+        with "step-".
+    """
     folders = sorted(checkpoints.glob("step-*")) if checkpoints.is_dir() else []
     named = [path for path in folders if is_checkpoint(path.name)]
     finished = [path for path in named if (path / COMMITTED).is_file()]
@@ -55,23 +76,40 @@ def find_checkpoints(checkpoints: Path) -> tuple[list[Path], list[Path]]:
 
 
 def remove_old(checkpoints: Path, keep: int) -> None:
-    """Deletes all but the newest `keep` (0 keeps all) and what older saves left. Rank 0 only."""
+    """Deletes old checkpoints and the remains of saves that did not finish. Only rank 0 calls it.
+
+    Args:
+        checkpoints: The folder of all checkpoints.
+        keep: The number of complete checkpoints that stay, which are the newest; 0 keeps all.
+    """
     finished, unfinished = find_checkpoints(checkpoints)
     remove_folders(*unfinished, *(finished[:-keep] if keep else []))
 
 
 def remove_folders(*folders: Path) -> None:
-    """Deletes checkpoints, the marker first: one cut short must not look whole."""
+    """Deletes the folders of checkpoints; a folder that does not exist is skipped.
+
+    COMMITTED is deleted first, so that a checkpoint does not look complete if the process is killed
+    before the other files are deleted.
+    """
     for folder in folders:
         if folder.is_dir():
             (folder / COMMITTED).unlink(missing_ok=True)
-            with contextlib.suppress(FileNotFoundError):  # another rank was quicker
+            with contextlib.suppress(FileNotFoundError):  # another rank deleted the folder first
                 make_durable(folder)
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """state.json of a committed checkpoint, checked; of no other format."""
+    """Returns the content of a checkpoint's state.json, after a check of its size and hash.
+
+    Args:
+        path: The checkpoint's folder.
+
+    Raises:
+        ValueError: state.json or COMMITTED is damaged or missing, or the checkpoint was written in
+            another format than `FORMAT`.
+    """
     verify_file(path, STATE)
     file = path / STATE
     state = parse_object(file.read_bytes(), str(file), _remedy(path))
@@ -83,7 +121,23 @@ def read_state(path: Path) -> dict[str, Any]:
 def load_checkpoint(
     path: Path, engine: Any, optimizer: ShardedOptimizer, ranks: Ranks
 ) -> dict[str, Any]:
-    """Restores weights and optimizer states, and returns state.json; called by all ranks."""
+    """Loads weights and optimizer states from a checkpoint; every rank has to call it.
+
+    Args:
+        path: The checkpoint's folder.
+        engine: The DeepSpeed engine, whose model gets the weights.
+        optimizer: The optimizer of that engine. It gets this rank's fragments and the number of
+            updates.
+        ranks: This process and the others of the run.
+
+    Returns:
+        The content of state.json.
+
+    Raises:
+        ValueError: On some rank, a file was damaged or missing, or the checkpoint lacked values of
+            a parameter.
+        OSError: A file cannot be read on this rank; the other ranks raise ValueError.
+    """
     with together(ranks):
         state = read_state(path)
         _read_fragments(path, state["fragments"], optimizer)
@@ -93,13 +147,34 @@ def load_checkpoint(
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """The model's weights on the CPU, by parameter name, checked against COMMITTED."""
+    """Returns the weights in model.safetensors by name, after a check of its size and hash.
+
+    Args:
+        path: The checkpoint's folder.
+
+    Returns:
+        Tensors on the CPU, in fp32 or bf16, as the model used them in training.
+
+    Raises:
+        ValueError: model.safetensors or COMMITTED is damaged or missing.
+    """
     verify_file(path, MODEL)
     return load_file(path / MODEL)
 
 
 def read_states(path: Path) -> dict[str, dict[str, Tensor]]:
-    """Whole weights ("fp32") and optimizer states on the CPU, by kind and parameter name."""
+    """Returns the weights and the optimizer's states, put together from the fragments of all ranks.
+
+    Args:
+        path: The checkpoint's folder.
+
+    Returns:
+        fp32 tensors on the CPU, in the shapes of the parameters. The outer key is "fp32" for
+        weights or the name of a state, such as "exp_avg"; the inner key is the parameter's name.
+
+    Raises:
+        ValueError: A file of the checkpoint is damaged or missing.
+    """
     weights = read_weights(path)
     states = {"fp32": {name: each.float() for name, each in weights.items()}}
     for name, pieces in read_state(path)["fragments"].items():
@@ -114,7 +189,20 @@ def read_states(path: Path) -> dict[str, dict[str, Tensor]]:
 
 
 def read_marker(path: Path, where: str | None = None) -> dict[str, dict[str, Any]]:
-    """Bytes and sha256 of files by plain names, from the COMMITTED of a path or of `where`."""
+    """Returns what COMMITTED says about the other files of a checkpoint.
+
+    Args:
+        path: The checkpoint's folder.
+        where: What messages call the folder, such as the URL that it is downloaded from; None means
+            its path.
+
+    Returns:
+        The size and the hash of each file by its name, under the keys "bytes" and "sha256".
+
+    Raises:
+        ValueError: COMMITTED is missing or damaged, or names a file that is not directly inside
+            the folder.
+    """
     place = f"{where or path}/{COMMITTED}"
     try:
         files = json.loads((path / COMMITTED).read_bytes())["files"].items()
@@ -132,7 +220,20 @@ def read_marker(path: Path, where: str | None = None) -> dict[str, dict[str, Any
 def _read_fragments(
     path: Path, files: Mapping[str, Mapping[str, list[int]]], optimizer: ShardedOptimizer
 ) -> None:
-    """Fills this rank's weights and states from every file that holds a part of them."""
+    """Copies the values of this rank's fragments from a checkpoint into the optimizer.
+
+    The checkpoint may have been saved by another number of ranks, so one fragment of this rank can
+    be spread over several files. Only files that hold some of its values are checked and opened.
+
+    Args:
+        path: The checkpoint's folder.
+        files: The key "fragments" of state.json: for each file and each parameter in it, the index
+            of the first value in the flattened parameter, and the number of values.
+        optimizer: The optimizer, whose weights and states are overwritten.
+
+    Raises:
+        ValueError: A file is damaged or missing, or the checkpoint lacks values of a fragment.
+    """
     kinds = {kind: optimizer.tensors(kind) for kind in ("fp32", *optimizer.state_names)}
     missing = {piece.name: piece.numel for piece in optimizer.fragments}
     for name, pieces in files.items():
@@ -158,15 +259,16 @@ def _read_fragments(
 
 
 def verify_file(path: Path, name: str, where: str | None = None) -> None:
-    """Checks one file of a checkpoint against COMMITTED.
+    """Compares the size and the hash of one file of a checkpoint with COMMITTED.
 
     Args:
         path: The checkpoint's folder.
-        name: The file's name in it.
-        where: The folder's name in messages; None takes its path.
+        name: The name of the file in that folder.
+        where: What messages call the folder, such as the URL that it is downloaded from; None means
+            its path.
 
     Raises:
-        ValueError: The file is damaged or missing.
+        ValueError: The file or COMMITTED is damaged or missing.
     """
     files, place = read_marker(path, where), where or str(path)
     if name not in files:
@@ -182,13 +284,14 @@ def verify_file(path: Path, name: str, where: str | None = None) -> None:
 
 
 def describe_file(path: Path) -> dict[str, Any]:
-    """Its bytes and sha256, as COMMITTED has them."""
+    """Returns the size and the hash of a file under the keys of COMMITTED, "bytes" and "sha256"."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"bytes": path.stat().st_size, "sha256": digest}
 
 
 def _remedy(path: Path | str) -> str:
+    """Returns the end of an error message, which says what to do about a damaged checkpoint."""
     return (
         f"the checkpoint is damaged: restore it; or delete the folder {path}, or give "
         "--checkpoint.skip_damaged true, to go back to the one before"

@@ -1,7 +1,9 @@
-"""The choice of the checkpoint that a run goes on from: the newest whole one, here or at a URL.
+"""Chooses the checkpoint that a run continues from: the newest in the run's folder or at its URL.
 
-Rank 0 chooses and downloads. Nodes that do not see its folder download to a place of its own, as
-it is no checkpoint of theirs when one of them is first next time.
+Rank 0 chooses the checkpoint and downloads it if necessary. A node that does not see the disk of
+rank 0 downloads it as well, but to the folder `downloads`. If it were in the folder `checkpoints`
+and rank 0 ran on that node at the next launch, the download would be taken for a
+checkpoint that was saved there.
 """
 
 import os
@@ -34,7 +36,19 @@ from trainer.runs.run_folder import NEWEST, PRETRAINING, RUN_FACTS, RunFolder, p
 
 
 def restore_run(run: RunFolder, store: CheckpointStore) -> None:
-    """Brings back what a wiped node needs before settings can be compared. Rank 0 only."""
+    """Downloads the run's files that the output folder lacks, if there is a run at the URL.
+
+    The disk of the node may have been wiped since the last launch. The files are needed before the
+    settings of this launch can be compared with the settings of the run. Only rank 0 calls it.
+
+    Args:
+        run: The output folder. A folder that holds something other than a run is left alone.
+        store: The copy of the run at a URL.
+
+    Raises:
+        ValueError: The URL holds another run than the folder, or a file there is damaged.
+        OSError: The URL cannot be read.
+    """
     facts = store.read_facts()
     if facts is None or run.is_foreign:
         return
@@ -46,7 +60,21 @@ def restore_run(run: RunFolder, store: CheckpointStore) -> None:
 
 
 def copy_run(run: RunFolder, store: CheckpointStore | None, ranks: Ranks) -> None:
-    """Gives nodes that do not see rank 0's folder what the run is; called by all ranks."""
+    """Copies the run's files to nodes that do not see the disk of rank 0; every rank calls it.
+
+    Rank 0 sends run.json, config.yaml and the files of the vocabulary over the network.
+
+    Args:
+        run: The run's folder, which has the same path on all nodes.
+        store: The copy of the run at a URL; None if there is no URL.
+        ranks: This process and the others of the run.
+
+    Raises:
+        ValueError: A node does not see the disk of rank 0 and there is no URL, or the node's disk
+            has another run at that path.
+        FileExistsError: The disk of this node has something other than a run at that path; the
+            other ranks raise ValueError.
+    """
     is_shared = _see_same_folder(run, ranks)
     with together(ranks):
         if not is_shared and store is None:
@@ -73,7 +101,16 @@ def copy_run(run: RunFolder, store: CheckpointStore | None, ranks: Ranks) -> Non
 
 @dataclass(frozen=True)
 class RunCheckpoints:
-    """A run's checkpoints in its folder and, if it has one, at its URL."""
+    """The checkpoints of a run, in its folder and at its URL.
+
+    Attributes:
+        run: The run's folder.
+        store: The copy of the run at a URL; None if there is no URL.
+        ranks: This process and the others of the run.
+        skip_damaged: Whether a damaged checkpoint is skipped and the previous one is used.
+            Otherwise a damaged checkpoint is an error.
+        say: Shows a message to the user.
+    """
 
     run: RunFolder
     store: CheckpointStore | None
@@ -82,7 +119,21 @@ class RunCheckpoints:
     say: Callable[[str], None]
 
     def choose(self, before: int | None = None) -> Path | None:
-        """The newest (whole) one of a step `before`, on this node's disk; all ranks call it."""
+        """Returns the newest checkpoint, which is downloaded if necessary; every rank calls it.
+
+        If a node does not see the disk of rank 0, only checkpoints at the URL are considered.
+
+        Args:
+            before: Only checkpoints of earlier steps than this are considered; None considers all.
+
+        Returns:
+            The checkpoint's folder on a disk that this node sees, or None if there is none.
+
+        Raises:
+            ValueError: A checkpoint is damaged and `skip_damaged` is False; or `before` is None and
+                no checkpoint is found, although newest.json says that one was saved.
+            OSError: A file cannot be read on this rank; the other ranks raise ValueError.
+        """
         is_shared = _see_same_folder(self.run, self.ranks)
         everywhere = all(self.ranks.gather(is_shared))
         name: str | None = None
@@ -107,7 +158,15 @@ class RunCheckpoints:
         return place / name
 
     def discard_from(self, step: int) -> None:
-        """Deletes those of this step and later ones, on rank 0 only: the run goes back."""
+        """Deletes the checkpoints of a step and of all later steps. Only rank 0 calls it.
+
+        The run has diverged and goes back to an earlier checkpoint, so the later ones are useless.
+        Before the deletion, newest.json is changed to name the newest checkpoint that stays, if
+        there is one.
+
+        Args:
+            step: The first step whose checkpoint is deleted.
+        """
         finished, _ = find_checkpoints(self.run.checkpoints)
         if earlier := [path.name for path in finished if step_of(path.name) < step]:
             replace_file(self.run.newest, newest_json(earlier[-1]))
@@ -119,10 +178,10 @@ class RunCheckpoints:
             self.store.remove_checkpoints(name for name in names if step_of(name) >= step)
 
     def _refuse_lost(self) -> None:
-        """Refuses to begin at step 0 if a checkpoint is known to have been committed.
+        """Refuses to begin at step 0 if newest.json says that a checkpoint was saved.
 
         Raises:
-            ValueError: newest.json, here or at the store, names a checkpoint.
+            ValueError: There is a newest.json in the run's folder or at its URL.
         """
         records = dict[str, str]()
         if self.run.newest.is_file():
@@ -145,18 +204,35 @@ class RunCheckpoints:
             self.store.forget_newest()
 
     def _first_whole(self, names: list[str], local: set[str]) -> str | None:
-        """The first that is whole, if that is asked for, once it lies in rank 0's folder."""
+        """Returns the first checkpoint that can be used, which is then in rank 0's folder.
+
+        A checkpoint that is only at the URL is downloaded and checked. If `skip_damaged` is True,
+        local checkpoints are checked as well. A damaged checkpoint is reported and skipped, and
+        its COMMITTED is deleted in both places, so that the checkpoint is not chosen again.
+
+        Args:
+            names: Names of checkpoints in the order of preference.
+            local: Names of the checkpoints that are complete in rank 0's folder.
+
+        Returns:
+            The name of the checkpoint, or None if all are damaged or `names` is empty.
+
+        Raises:
+            ValueError: A checkpoint is damaged and `skip_damaged` is False.
+            OSError: The URL or the disk cannot be read.
+        """
         for name in names:
             folder = self.run.checkpoints / name
             try:
                 if self.store is not None and name not in local:
-                    # Rows first: where the checkpoint is, they are.
+                    # The metrics are downloaded first, so that they are never missing from a folder
+                    # that has the checkpoint.
                     self.store.fetch_files([METRICS], self.run.path)
                     self.store.fetch_checkpoint(name, self.run.checkpoints)
                 for file in read_marker(folder) if self.skip_damaged else ():
                     verify_file(folder, file)
             except ValueError as damage:
-                if not self.skip_damaged or isinstance(damage, OSError):  # no answer of the store
+                if not self.skip_damaged or isinstance(damage, OSError):  # the store failed
                     raise
                 self.say(f"skipped: {damage}")
                 (folder / COMMITTED).unlink(missing_ok=True)
@@ -167,7 +243,10 @@ class RunCheckpoints:
         return None
 
     def _list(self) -> tuple[set[str], set[str]]:
-        """Names of committed ones in the folder and at the URL."""
+        """Returns the names of the complete checkpoints in the folder, and of those at the URL.
+
+        Checkpoints that are not complete are reported to the user.
+        """
         finished, unfinished = find_checkpoints(self.run.checkpoints)
         remote, torn = self.store.list_checkpoints() if self.store else ([], [])
         for path in unfinished:
@@ -180,17 +259,31 @@ class RunCheckpoints:
 
 
 def _is_first_of_node() -> bool:
+    """Returns whether this process is the first on its machine, by the launcher's LOCAL_RANK."""
     return int(os.environ["LOCAL_RANK"]) == 0
 
 
 def _see_same_folder(run: RunFolder, ranks: Ranks) -> bool:
-    """Whether this rank sees the lock of rank 0, which names the job."""
+    """Returns whether this rank sees the same run's folder as rank 0; every rank has to call it.
+
+    Each rank compares the lock file at its own path with the file of rank 0. The content of a
+    lock file is random, so equal content means that it is the same file.
+    """
     mine = run.lock.read_bytes() if run.lock.is_file() else b""
     return bool(mine == ranks.from_first(mine))
 
 
 def split_step(name: str) -> tuple[str, int | None]:
-    """RUN@600 as RUN and 600; an @ elsewhere in a URL is part of it."""
+    """Splits RUN@600 into RUN and 600.
+
+    An @ that is not followed by digits up to the end belongs to RUN, such as one in a URL.
+
+    Args:
+        name: The path or URL of a run, with or without a step.
+
+    Returns:
+        The path or URL, and the step or None.
+    """
     folder, _, step = name.rpartition("@")
     return (folder, int(step)) if folder and step.isdecimal() else (name, None)
 
@@ -198,7 +291,20 @@ def split_step(name: str) -> tuple[str, int | None]:
 def find_run(
     name: str, storage_options: Mapping[str, Any] | None = None
 ) -> tuple[CheckpointStore, list[str]]:
-    """The run of RUN or RUN@STEP, and its checkpoints up to that one, which is the last."""
+    """Returns a run and the names of its complete checkpoints, up to a step if one is given.
+
+    Args:
+        name: RUN or RUN@STEP, where RUN is the path or URL of a run.
+        storage_options: Options of the fsspec filesystem, such as keys.
+
+    Returns:
+        The run, and the names of checkpoints, oldest first. The last name is the checkpoint of STEP
+        or, without STEP, the newest.
+
+    Raises:
+        FileNotFoundError: There is no run, no complete checkpoint, or no checkpoint of STEP.
+        ValueError: run.json is damaged.
+    """
     url, step = split_step(name)
     store = CheckpointStore(url, storage_options)
     if store.read_facts() is None:

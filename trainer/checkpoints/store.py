@@ -1,11 +1,14 @@
-"""A copy of a run at a URL: its checkpoints, and the other files that a new node needs.
+"""Keeps a copy of a run at a URL: its checkpoints and the other files that a new node needs.
 
     URL/run.json, config.yaml, vocab.txt, tokenizer.json, metrics.jsonl
     URL/checkpoints/step-00000600/...    a checkpoint; complete if it has COMMITTED, uploaded last
-    URL/checkpoints/newest.json          names the checkpoint that was committed last
+    URL/checkpoints/newest.json          names the checkpoint that was completed last
 
-Stores seldom lose an object. More often they show half a listing, or say that an object is not
-there although it is. So a missing or damaged file is asked for again by its name.
+An object store seldom loses an object. More often it returns an incomplete listing, or says that an
+object does not exist although it does. So a file that seems missing or damaged is asked for again
+by its name.
+
+A committed checkpoint is one that has the file COMMITTED, which marks it as complete.
 """
 
 import contextlib
@@ -37,15 +40,24 @@ from trainer.runs.run_folder import (
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 RUN_FILES = (RUN_FACTS, CONFIG, *VOCABULARY_HASHES)
+"""The files, beside checkpoints and metrics, that a node needs to continue the run."""
 
 
 def newest_json(checkpoint: str) -> bytes:
-    """Returns the content of newest.json, which names the checkpoint that was committed last."""
+    """Returns the content of newest.json, which names the checkpoint that was committed last.
+
+    Args:
+        checkpoint: The name of that checkpoint.
+    """
     return to_json({"checkpoint": checkpoint})
 
 
 def parse_newest(data: bytes, where: str) -> str:
-    """Returns the checkpoint that newest.json names.
+    """Returns the name of the checkpoint that newest.json names.
+
+    Args:
+        data: The bytes of newest.json.
+        where: The path or URL of the file, for messages.
 
     Raises:
         ValueError: The file is damaged.
@@ -58,24 +70,39 @@ def parse_newest(data: bytes, where: str) -> str:
 
 
 class CheckpointStore:
-    """Where a run's checkpoints are uploaded to and come back from: a URL of this run alone."""
+    """The copy of a run at a URL or local path, which must not hold another run.
+
+    Attributes:
+        url: The URL or path, without a slash at its end.
+        folder: The folder at that URL.
+    """
 
     def __init__(self, url: str, storage_options: Mapping[str, Any] | None = None) -> None:
+        """Remembers the URL, from which nothing is read yet.
+
+        Args:
+            url: The URL or local path.
+            storage_options: Options of the fsspec filesystem, such as keys.
+        """
         self.url = url.rstrip("/")
         self.folder = Folder(url, storage_options)
 
     def locate(self, name: str) -> str:
-        """The URL of a file."""
+        """Returns the URL of a file, for messages.
+
+        Args:
+            name: The path of the file, relative to the URL of the run.
+        """
         return self.folder.locate(name)
 
     def list_checkpoints(self) -> tuple[list[str], list[str]]:
         """Returns the names of committed checkpoints, oldest first, and of unfinished ones.
 
-        A listing may leave files out. So the checkpoint that was committed last is taken from
-        newest.json, and each marker that is not listed is asked for by its name.
+        The listing of an object store may leave files out. So the name in newest.json is added, and
+        each COMMITTED that is not listed is asked for by its name.
         """
         found = (self.folder / CHECKPOINTS).list()
-        # Anything else is not ours to remove.
+        # Unfinished checkpoints are deleted later, so names of other files must not be among them.
         names = {name.partition("/")[0] for name in found if is_checkpoint(name.partition("/")[0])}
         newest = self.read_newest() if not self.folder.is_local else None
         listed = {name for name in names if f"{name}/{COMMITTED}" in found}
@@ -84,15 +111,20 @@ class CheckpointStore:
         return sorted(finished), sorted(names - finished)
 
     def _is_committed(self, name: str) -> bool:
+        """Returns whether the checkpoint of this name has the file COMMITTED."""
         return self._exists(f"{CHECKPOINTS}/{name}/{COMMITTED}")
 
     def _exists(self, name: str) -> bool:
-        """Returns whether a file exists; on a store only repeated absence counts as absence."""
+        """Returns whether a file exists. An object store is asked up to three times.
+
+        Args:
+            name: The path of the file, relative to the URL of the run.
+        """
         attempts = 1 if self.folder.is_local else DAMAGE_ATTEMPTS
         return any(self.folder.exists(name) for _ in range(attempts))
 
     def read_newest(self) -> str | None:
-        """Returns the checkpoint that was committed last, or None if there is no newest.json.
+        """Returns the checkpoint name in newest.json, or None if there is no such file.
 
         Raises:
             ValueError: newest.json is damaged.
@@ -108,7 +140,7 @@ class CheckpointStore:
             return None
 
     def note_newest(self, checkpoint: str) -> None:
-        """Writes newest.json, which names the checkpoint that was committed last."""
+        """Writes newest.json with the name of the checkpoint that was committed last."""
         self.folder.write(f"{CHECKPOINTS}/{NEWEST}", newest_json(checkpoint))
 
     def forget_newest(self) -> None:
@@ -116,7 +148,16 @@ class CheckpointStore:
         self.folder.remove([f"{CHECKPOINTS}/{NEWEST}"])
 
     def upload(self, folder: Path, checkpoint: str, names: Iterable[str]) -> None:
-        """Uploads files of a checkpoint from the folder where they lie."""
+        """Uploads files of a checkpoint.
+
+        Args:
+            folder: The local folder that holds the files.
+            checkpoint: The name of the checkpoint.
+            names: The names of the files.
+
+        Raises:
+            StorageError: A file could not be uploaded.
+        """
         for name in names:
             try:
                 self.folder.write(f"{CHECKPOINTS}/{checkpoint}/{name}", folder / name)
@@ -127,18 +168,22 @@ class CheckpointStore:
                 raise StorageError(f"{error}; {result}") from error
 
     def upload_run(self, run: RunFolder) -> None:
-        """Uploads the run's files, run.json last, as a URL that has it holds a run, and metrics."""
+        """Uploads the run's settings, vocabulary and facts, and then its metrics.
+
+        run.json is uploaded after the settings and the vocabulary, because a URL counts
+        as a run if it has a run.json.
+        """
         for name in reversed(RUN_FILES):
             self.folder.write(name, (run.path / name).read_bytes())
         if run.metrics.exists():
-            rows = run.metrics.read_bytes()  # the loop may be adding to it
+            rows = run.metrics.read_bytes()  # training may be writing its last row now
             self.folder.write(METRICS, rows[: rows.rfind(b"\n") + 1])
 
     def read_facts(self) -> dict[str, Any] | None:
-        """Returns the content of run.json, or None if the URL holds no run and no checkpoints.
+        """Returns the content of run.json, or None if the URL has no run and no checkpoints.
 
         Raises:
-            ValueError: The file is damaged, or is missing although there are checkpoints.
+            ValueError: run.json is damaged, or is missing although there are checkpoints.
         """
 
         def read() -> dict[str, Any]:
@@ -154,7 +199,15 @@ class CheckpointStore:
             return None
 
     def fetch_files(self, names: Sequence[str], folder: Path) -> None:
-        """Downloads files of the run, named relative to it, to a folder."""
+        """Downloads files of the run to a folder.
+
+        Args:
+            names: The paths of the files, relative to the URL of the run.
+            folder: The local folder.
+
+        Raises:
+            FileNotFoundError: A file was missing at every attempt.
+        """
         for name in names:
             read = partial(self.folder.read, name)
             data = reread_damaged(read, is_local=self.folder.is_local, is_expected=True)
@@ -163,11 +216,15 @@ class CheckpointStore:
     def fetch_checkpoint(
         self, name: str, checkpoints: Path, files: Iterable[str] | None = None
     ) -> Path:
-        """Downloads a checkpoint, or some of its files; its folder appears once all are checked.
+        """Downloads a checkpoint, or some of its files, and returns its local folder.
+
+        The files are downloaded to a folder whose name ends in ".tmp", which is renamed when the
+        size and the hash of every file have been checked.
 
         Args:
-            name: The checkpoint.
-            checkpoints: The local folder of checkpoints.
+            name: The name of the checkpoint.
+            checkpoints: The local folder of all checkpoints. A checkpoint of that name in it is
+                deleted first.
             files: Names of the files to download; None downloads all.
 
         Raises:
@@ -194,30 +251,58 @@ class CheckpointStore:
                 f"{url} is damaged, a file is missing: {error}; restore it, or give "
                 "--checkpoint.skip_damaged true to go back to the one before"
             ) from error
-        if files is None:  # a checkpoint of this disk from now on
+        if files is None:  # it is now a local checkpoint and must survive a crash
             for each in [*sorted(folder.iterdir()), folder]:
                 make_durable(each)
         return folder.rename(checkpoints / name)
 
     def remove_checkpoints(self, names: Iterable[str]) -> None:
-        """Deletes checkpoints, the marker of each first."""
+        """Deletes checkpoints.
+
+        The file COMMITTED of each checkpoint is deleted first. So the checkpoint does not look
+        complete if the process is killed before the other files are deleted.
+
+        Args:
+            names: The names of the checkpoints.
+        """
         for name in names:
             folder = self.folder / f"{CHECKPOINTS}/{name}"
             folder.remove([COMMITTED])
             folder.remove(folder.list())
 
     def remove_old(self, keep: int) -> None:
-        """Deletes all but the newest `keep` (0 keeps all) and uploads that never ended."""
+        """Deletes old checkpoints and the remains of uploads that did not finish.
+
+        Args:
+            keep: The number of committed checkpoints that stay, which are the newest; 0 keeps all.
+        """
         finished, unfinished = self.list_checkpoints()
         self.remove_checkpoints([*unfinished, *(finished[:-keep] if keep else [])])
 
     def disown(self, name: str) -> None:
-        """Takes a damaged checkpoint's marker away, so that it does not count any more."""
+        """Deletes the COMMITTED of a damaged checkpoint, so that it is not used again.
+
+        Args:
+            name: The name of the checkpoint.
+        """
         (self.folder / f"{CHECKPOINTS}/{name}").remove([COMMITTED])
 
     @contextlib.contextmanager
     def opened(self, name: str, files: Sequence[str]) -> Iterator[tuple[RunFolder, Path]]:
-        """The folders of the run and of a checkpoint; from a URL what these files take, for now."""
+        """Yields local folders of the run and of one of its checkpoints, for a `with` block.
+
+        A run on a local disk is used in place. If the run is at a URL, the files of the run and
+        some files of the checkpoint are downloaded to a temporary folder, which is deleted after
+        the block.
+
+        Args:
+            name: The name of the checkpoint.
+            files: The names of the checkpoint's files that the block reads.
+
+        Raises:
+            ValueError: A file is damaged. In messages of the block's own ValueErrors, the temporary
+                folder is replaced by the URL.
+        """
         if self.folder.is_local:
             run = RunFolder(self.folder.local_path())
             yield run, run.checkpoints / name
