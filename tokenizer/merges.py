@@ -207,11 +207,12 @@ class PairMerger:
     ) -> tuple[_Places, dict[int, int]]:
         """Finds the pairs that occurrences of a pair have with their neighbours.
 
-        They are (symbol before, left) and (right, symbol after). Words have none at their ends.
+        They are (symbol before, left) and (right, symbol after). The first symbol of a word has no
+        symbol before it, and the last one none after it.
 
         Args:
             left: The left symbol of an occurrence.
-            right: Its right symbol; equal to `left` after the merge.
+            right: Its right symbol. After the merge `left` and `right` are both the merged symbol.
             first_F: Positions of occurrences that do not directly follow another one.
             at_K: Positions of all occurrences.
             after_K: The positions after them.

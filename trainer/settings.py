@@ -320,7 +320,7 @@ class PretrainSettings:
 
     @property
     def mask_steps(self) -> int:
-        """Number of steps in which the share of masked tokens moves from the first to the last.
+        """Number of steps in which the share of masked tokens moves to its last value.
 
         It is the number after @ in `masking`, or the number of steps of the run.
         """

@@ -1,6 +1,6 @@
 """Writes the message about an unknown flag or key, with the setting that is probably meant.
 
-Settings are proposed if they mean the same in another program, or are spelt alike.
+A setting is proposed if another program calls it by the unknown name, or if both are spelt alike.
 """
 
 import difflib

@@ -245,10 +245,11 @@ def _choose_tokens(
     counts: npt.NDArray[np.int64],
     draws: Draws,
 ) -> npt.NDArray[np.int64]:
-    """Chooses single tokens to mask: those with the smallest keys of each instance.
+    """Chooses the tokens with the smallest random keys of each instance, to be masked.
 
     Args:
-        offsets: [N + 1] the first token of each instance, and T.
+        offsets: [N + 1] the index of the first token of each instance, and at the end T, the number
+            of all tokens.
         segment_a_length: [N] the number of tokens of [CLS] A [SEP].
         counts: [N] the number of positions to mask.
         draws: The random draws.

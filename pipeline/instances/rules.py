@@ -118,11 +118,14 @@ def count_shares(block: Block, rules: InstanceRules) -> Shares:
 
 
 def find_unlikely_shares(shares: Shares, vocab_size: int) -> Iterator[str]:
-    """Yields a message for each share that a sound dataset has at most once in 10^9.
+    """Yields a message for each share that is too extreme to be chance.
+
+    A correct dataset has such a share with a probability of at most 10^-9.
 
     Replacements of masked positions are drawn independently (docs/parity.md 2.5), so a chi-square
-    test applies to their three kinds. The share of random pairs has a lower bound only: a chunk of
-    two sentences or more gets a random B with one half, and a chunk of one sentence always (1.5).
+    test applies to their three kinds. The share of random pairs has only a lower
+    bound: a chunk of two or more sentences gets a random segment B with probability 1/2, and a
+    chunk of one sentence always gets one (docs/parity.md 1.5).
 
     Args:
         shares: The counts of a whole dataset.

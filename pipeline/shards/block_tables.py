@@ -1,8 +1,8 @@
 """Writes and reads blocks.parquet, which says where each block of each shard is in its tar.
 
-docs/format.md, section 3 describes the columns. A small file is read whole. Of a large file the
-footer is read once, and then the row groups of the shards that are asked for: for 5 million blocks
-of 80,000 shards the file has 165 MB, of which a rank needs only the rows of its lanes.
+docs/format.md, section 3 describes the columns. A small file is read whole. If the file is
+large, the footer is read once, and then only the row groups of the requested shards. The file of 5
+million blocks in 80,000 shards has 165 MB, and a rank needs only the rows of the shards it reads.
 """
 
 import contextlib

@@ -181,7 +181,9 @@ def _run_job(
     publisher: PassPublisher,
     beam_arguments: Sequence[str],
 ) -> None:
-    """Runs the Beam job that builds the missing shards; passes are published meanwhile.
+    """Runs the Beam job that builds the missing shards.
+
+    Each pass is published as soon as all its shards are complete, while the job goes on.
 
     Args:
         inputs: What the shards are made of.

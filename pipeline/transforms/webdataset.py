@@ -478,7 +478,7 @@ def write_shard(
 
 
 def _refuse_other_bytes(rule: ShardRule, name: str, data: bytes) -> None:
-    """Raises ValueError if the file that is there does not hold these bytes."""
+    """Raises ValueError if the file `name` holds other bytes than `data`."""
     if rule.folder.read(name) != data:
         raise ValueError(f"{rule.folder.locate(name)} {_OTHER}")
 

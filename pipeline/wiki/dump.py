@@ -162,8 +162,9 @@ class Page(NamedTuple):
 def is_redirect(page: Page) -> bool:
     """Returns whether a page is a redirect to another page.
 
-    A dump that is too old for `<ns>` may be too old for `<redirect>`. In such a dump, a page is a
-    redirect if it begins with "#", any word (#REDIRECT in the wiki's language) and a link.
+    A redirect has the element `<redirect>`, or begins with #REDIRECT. Old dumps lack `<redirect>`,
+    and the oldest lack `<ns>` too. If a page has no `<ns>`, it is also a redirect if it begins with
+    "#", any word (#REDIRECT in the wiki's language) and a link.
     """
     if page.is_redirect or _REDIRECT.match(page.text):
         return True

@@ -47,7 +47,7 @@ _CHECKPOINTS = "checkpoints are ours, and any number of ranks continues them; le
 
 @dataclass(frozen=True)
 class Key:
-    """The rule for a key that may have a value.
+    """The rule for a key that a user may set in a file for DeepSpeed.
 
     Attributes:
         hint: The type of the value, written as the annotation of a settings class; Any accepts

@@ -102,7 +102,8 @@ class SpikeGuard:
     def went_back(self, then: "SpikeGuard") -> "SpikeGuard":
         """Returns the guard with which the run continues from an earlier checkpoint.
 
-        It leaves out the positions of the streak, and counts this return.
+        The returned guard skips the positions of the bad steps that led back, and has counted one
+        more return.
 
         Args:
             then: The guard as that checkpoint has it. It is changed and returned.

@@ -184,7 +184,11 @@ def _kill_later(pids: Sequence[int]) -> None:
 
 
 def _ask(peer: Peer) -> dict[str, Any] | None:
-    """Returns the beats and the place that a rank answers; None if it does not answer."""
+    """Asks a rank how many beats it has counted and at which place in the code it is.
+
+    Returns:
+        The answer, or None if the rank does not answer.
+    """
     try:
         with socket.create_connection(peer.address, timeout=ANSWER_SECONDS) as connection:
             data = b"".join(iter(lambda: connection.recv(4096), b""))

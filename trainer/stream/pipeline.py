@@ -249,8 +249,8 @@ class _LoaderOpener:
 class PlannedSteps(webdataset.DataPipeline, webdataset.FluidInterface):  # type: ignore[misc]
     """A webdataset pipeline over planned steps; `.map` and other methods add stages to it.
 
-    Every iteration begins at the same state: that of `planned_steps`, or the last one that was
-    loaded.
+    Every iteration begins at the same state: the one that `load_state_dict` loaded last, or else
+    the one that was given to `planned_steps`.
 
     In the worker processes of a DataLoader, worker w of n reads the steps w, w + n, w + 2n, ... A
     loader with `batch_size=None` takes samples from its workers in turn, so steps stay in order.

@@ -114,7 +114,7 @@ class _ShardRanges(NamedTuple):
 
     Attributes:
         step: Index of the step that takes the range.
-        line_shard: Index of the shard among those of the line of epochs.
+        line_shard: Index of the shard among the shards of all epochs, one epoch after another.
         start: First instance, counted from the start of the shard.
         stop: One past the last instance.
     """

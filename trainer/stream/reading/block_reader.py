@@ -117,7 +117,8 @@ class _Request(NamedTuple):
 class BlockReader:
     """Reads blocks in threads; they are unpacked in the thread that takes them.
 
-    Unpacking is a hundred short calls of Python, for which reading threads would contend.
+    Unpacking makes about a hundred short calls of Python. In several threads these would wait for
+    the interpreter's lock.
 
     The threads are daemons of this process: a live filesystem does not survive a fork, and daemons
     do not keep the interpreter from exiting.

@@ -74,7 +74,7 @@ class RateLimit:
 
     @property
     def interval(self) -> float:
-        """Seconds between two requests of the machine; 0 while the store answers."""
+        """Seconds that this machine waits between two requests; 0 unless requests have failed."""
         return self._shared[0]
 
     def take_turn(self, now: float) -> float:
