@@ -178,7 +178,8 @@ def _call(
         arguments: The words after the command, up to `--`.
         remainder: The words after `--`.
         interruption: Is told whether Ctrl-C raises KeyboardInterrupt in the function.
-        takers: Returns the other commands that have a flag, for the message about an unknown one.
+        takers: Given a flag, returns the other commands that have it, for the message about a flag
+            that this command does not know.
 
     Returns:
         The exit code.
@@ -273,7 +274,8 @@ def parse_settings(
         program: The program and the command, for messages.
         command: The command.
         arguments: The words after the command.
-        takers: Returns the other commands that have a flag, for the message about an unknown one.
+        takers: Given a flag, returns the other commands that have it, for the message about a flag
+            that this command does not know.
 
     Returns:
         An object of the command's settings class.

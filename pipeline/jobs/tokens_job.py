@@ -295,7 +295,10 @@ def read_lists(part: Part, rule: ReadingRule) -> Iterator[DocumentList[Document]
 def write_token_part(
     documents: DocumentList[TokenizedDocument], folder: Folder, rule: TokensRule
 ) -> str:
-    """Writes a list as one token part, and its record last; returns the record's name.
+    """Writes a list of documents as one token part.
+
+    The record of the part is written last, and marks the part as complete. Its file name is
+    returned.
 
     Args:
         documents: A list of encoded documents.

@@ -197,7 +197,10 @@ class BlockTables:
         return int(keep("size", lambda: str(self._size()).encode()))
 
     def _read_group(self, opened: OpenedTables, group: int, read: Read) -> pa.Table:
-        """Reads one row group of a large file, by one request if it is of about average size."""
+        """Reads one row group of a large file.
+
+        One request suffices for a group of about average size. A larger group takes more.
+        """
         # The average is used because Arrow's own numbers cannot be asked for: if a column's
         # description is damaged, asking ends the process. Reading the column raises an error.
         num_groups = max(1, len(opened.group_rows) - 1)

@@ -89,7 +89,7 @@ class GrowingDataset(Dataset):
     """
 
     def __init__(self, folder: Folder, plan: Manifest) -> None:
-        """Opens a dataset of which no pass is known yet.
+        """Opens a dataset that is still being built, before its finished passes are looked for.
 
         Args:
             folder: The folder of the dataset.

@@ -123,7 +123,11 @@ class LengthPlan(NamedTuple):
     seconds: float
 
     def describe(self, buckets: int) -> str:
-        """Returns a line for the user; a pass has one shard for each of the `buckets`."""
+        """Returns a line for the user about the instances and bytes of this length.
+
+        Args:
+            buckets: The number of buckets, which is the number of shards of a pass.
+        """
         return (
             f"  L{self.seq_len}: {self.instances:,} train instances a pass,"
             f" {format_bytes(self.num_bytes)}, {self.instances // buckets:,} a shard"

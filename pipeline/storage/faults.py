@@ -84,7 +84,7 @@ class Pauses:
     """Chooses the pauses between the attempts at one request: random, and growing to a limit."""
 
     def __init__(self, first_seconds: float, max_seconds: float) -> None:
-        """Starts before the first attempt.
+        """Prepares the pauses of a new series of attempts, none of which has failed yet.
 
         Args:
             first_seconds: The longest pause after the first failure.

@@ -254,7 +254,14 @@ class _DocumentCounts:
         )
 
     def _total_of_source(self, source: int, reasons: Sequence[str], lowest: Rows) -> SourceTotals:
-        """Returns the counts of one source; `lowest` are its documents that may be held out."""
+        """Returns the counts of one source.
+
+        Args:
+            source: The number of the source.
+            reasons: The reasons for which documents are dropped.
+            lowest: The source's documents with the lowest ids, from which the validation split is
+                chosen.
+        """
         num_distinct = int(self._by_reason[source].sum())
         return SourceTotals(
             documents=int(self._documents[source]),

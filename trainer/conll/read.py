@@ -123,8 +123,9 @@ def _group_lines(
     """Reads the lines with words, and groups them by sentence.
 
     Returns:
-        For each sentence, word and tag by the index of their line. The key of a sentence is the
-        index of the line that ended the sentence before; it is 0 for the first sentence.
+        The sentences. Each is a dict from the index of a line to the word and the tag of that line.
+        The key of a sentence is the index of the line that ended the sentence before; it is 0 for
+        the first sentence.
 
     Raises:
         ValueError: A line is malformed.

@@ -37,7 +37,9 @@ reads them.
 def universal_files(
     states: Mapping[str, Mapping[str, Tensor]], config: BertConfig, steps: int, updates: int
 ) -> dict[str, bytes]:
-    """Returns the contents of a checkpoint's files by path in its folder, without config.json.
+    """Returns the files of a universal checkpoint of DeepSpeed, all but config.json.
+
+    The result maps the path of each file in the folder of the checkpoint to the file's bytes.
 
     Args:
         states: The result of `trainer.checkpoints.read.read_states`: tensors by our names, for

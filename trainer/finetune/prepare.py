@@ -207,7 +207,8 @@ def choose_head(
 
     Args:
         task: The task that the head is for.
-        labels: The classes of the training files; empty without classes, and to predict.
+        labels: The classes of the training files; empty if the task has none, or if the model is
+            only used to predict.
         opened: The model to begin with.
         replace_head: Whether a head that the model has is replaced.
 

@@ -75,7 +75,7 @@ class KnownPasses:
         return self._order(state.seed, state.num_lanes, state.skipped, num_known)
 
     def reaches(self, position: int) -> bool:
-        """Returns whether the order of all positions before this one is known."""
+        """Returns whether it is known which instance is at every position before this one."""
         return all(self._reaches(dataset, position) for dataset in range(len(self.mixture)))
 
     def wait_for(self, position: int) -> None:

@@ -287,8 +287,9 @@ class PlannedSteps(webdataset.DataPipeline, webdataset.FluidInterface):  # type:
         """Makes the next iterations begin after the sample at which a state was taken.
 
         Args:
-            state: The result of `state_dict`. After a whole step it fits any number of ranks;
-                between the samples of one step it fits the same number only.
+            state: The result of `state_dict`. A state that was taken after a whole step can be
+                loaded on any number of ranks. One that was taken between the samples of a step
+                needs the same number of ranks.
         """
         self._loaded = dict(state)
         self._samples = None

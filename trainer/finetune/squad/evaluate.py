@@ -76,7 +76,10 @@ def average(marks: Sequence[Marks]) -> dict[str, float]:
 
 
 def apply_threshold(judged: Sequence[Judged], threshold: float) -> list[Marks]:
-    """Returns the marks if every question with a null score above the threshold gets no answer."""
+    """Returns the marks of all answers for one threshold.
+
+    Questions whose null score is above the threshold count as given no answer.
+    """
     without_answer = {True: Marks(0.0, 0.0), False: Marks(1.0, 1.0)}
     return [
         without_answer[answer.has_answer] if answer.null_score > threshold else answer.marks

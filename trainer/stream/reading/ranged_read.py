@@ -81,9 +81,9 @@ class Attempts:
         self._failure: Exception | None = None
 
     def seconds_to_wait(self) -> float:
-        """Returns 0 if the next attempt may begin, or after how many seconds to ask again.
+        """Returns 0 if the next attempt may begin, or the seconds after which to ask again.
 
-        If it returns 0, the attempt has taken its turn of the rate limit.
+        A result of 0 also takes a turn of the rate limit, so the attempt should begin at once.
         """
         now = time.monotonic()
         seconds_left = self.deadline - now
