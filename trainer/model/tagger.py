@@ -14,20 +14,20 @@ from trainer.model.task_heads import Head
 
 
 class VectorStore:
-    """The vectors of words in several arrays, numbered through all of them."""
+    """Vectors of words in several arrays. Row numbers continue from one array to the next."""
 
     def __init__(self) -> None:
         self._arrays: list[NDArray[np.float32]] = []
         self._starts = [0]
 
     def add(self, vectors: NDArray[np.float32]) -> int:
-        """Appends an array [rows, F], and returns the number of its first row."""
+        """Appends an array [rows, F], and returns the row number of its first vector."""
         self._arrays.append(vectors)
         self._starts.append(self._starts[-1] + len(vectors))
         return self._starts[-2]
 
     def take(self, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Returns the vectors [T, F] of rows, given by their numbers [T]."""
+        """Returns the vectors [T, F] with the row numbers `rows` [T]."""
         array_numbers = np.searchsorted(self._starts, rows, side="right") - 1
         return np.stack(
             [
@@ -65,7 +65,8 @@ class BiLstmTagger(nn.Module):
     def forward(self, inputs: PackedInputs) -> Tensor:
         """Returns the logits [T, L] of words.
 
-        Logits of no words still depend on every parameter, because ZeRO needs a backward pass.
+        If there are no words, the empty result still depends on every parameter, because ZeRO
+        needs a backward pass.
 
         Args:
             inputs: The sentences; `input_ids` are row numbers of the store.

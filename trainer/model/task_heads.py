@@ -107,9 +107,10 @@ def task_loss_sum(
     Args:
         head: The head.
         logits: The result of the model, of the shape in the table at the top of this module.
-        labels: int64 [I] classes, or right choices of each question; float32 [I] numbers of a
-            regression; int64 [T] classes of tokens; or int64 [2 I] first and last tokens of
-            answers, as positions in their sequence.
+        labels: By the kind of head: for classification int64 [I] classes; for choice int64 [I]
+            indices of the right choices; for regression float32 [I] numbers; for tokens int64 [T]
+            classes; for span int64 [2 I], the first and the last token of each answer in turn, as
+            positions in the sequence.
         cu_seqlens: Where each sequence begins in the tokens, and where the last ends, [B+1].
         item_starts: Where each item begins in the sequences, and where the last ends, [I+1].
     """

@@ -1,8 +1,8 @@
-"""Turns packed micro-batches into those of the objective that a model is trained for.
+"""Prepares packed micro-batches of masked pairs for the objective that a model is trained for.
 
     mlm+nsp        masked tokens, and whether B follows A (BERT paper, section 3.1)
     mlm            masked tokens (5.1, "No NSP")
-    left-to-right  every token from those before it, nothing masked (5.1, "LTR & No NSP")
+    left-to-right  every token from the tokens before it, nothing masked (5.1, "LTR & No NSP")
 
 The instances are the same for all three: masked pairs. The last objective undoes their masks.
 """
@@ -23,13 +23,14 @@ _NSP_PREFIXES = ("bert.pooler.", "nsp_head.")
 
 
 def prepare_micro_batch(batch: MicroBatch, objective: str) -> MicroBatch:
-    """Returns a micro-batch that trains an objective, on the CPU.
+    """Returns a micro-batch with the tokens and labels that an objective needs.
 
-    Left to right, its tokens are those before masking, and every token but the last of a sequence
-    predicts the next one. For other objectives it is the batch itself.
+    For "left-to-right" the masks are undone, and every token predicts the next token of its
+    sequence; the last token of a sequence predicts nothing. For the other objectives `batch` is
+    returned unchanged.
 
     Args:
-        batch: Masked instances.
+        batch: Masked instances, on the CPU.
         objective: "mlm+nsp", "mlm" or "left-to-right".
     """
     if objective != LEFT_TO_RIGHT:

@@ -1,4 +1,4 @@
-"""Measures validation loss, of the same instances each time, for any number of ranks."""
+"""Measures the validation loss, always on the same instances, with any number of ranks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,8 +28,9 @@ class ValidationSet:
         name: Name of the dataset in the mixture.
         weight: Weight of the dataset in the mixture.
         micro_batches: This rank's instances; every rank has the same number of micro-batches.
-        facts: Columns of metrics.jsonl that no model changes, over all ranks: the losses and
-            accuracies that constant guesses reach, and the numbers of instances and masked tokens.
+        facts: Columns of metrics.jsonl that depend on the instances of all ranks and not on the
+            model: the entropy of the text's tokens, the share of the more frequent NSP answer (only
+            if NSP is trained), and the numbers of instances and masked tokens.
     """
 
     name: str
@@ -178,7 +179,7 @@ def measure(
     Returns:
         A row of metrics.jsonl, and lines of output.
     """
-    columns_of = {part.name: validate(engine, part, ranks) for part in sets}
+    columns_of = {held_out.name: validate(engine, held_out, ranks) for held_out in sets}
     row = {"step": step, "split": "validation", **join_columns(columns_of, sets)}
     lines = [f"step {step}: {format_validation(row)}"]
     if len(columns_of) > 1:
@@ -199,9 +200,9 @@ def join_columns(
     first = parts[sets[0].name]
     if len(sets) == 1:
         return dict(first)
-    total_weight = sum(part.weight for part in sets)
+    total_weight = sum(held_out.weight for held_out in sets)
     joined = {
-        key: sum(part.weight * parts[part.name][key] for part in sets) / total_weight
+        key: sum(held_out.weight * parts[held_out.name][key] for held_out in sets) / total_weight
         for key in first
     }
     for key in ("instances", "masked"):
