@@ -3,9 +3,9 @@
 A key names the seed of the build, the purpose, the pass and the document or bucket. So a draw does
 not depend on the order in which documents are processed.
 
-Only ``getrandbits`` and ``random`` are called, whose results Python guarantees. Those of
-``randint``, ``shuffle`` and numpy's generators may change with a version, and the dataset with
-them.
+Only ``getrandbits`` and ``random`` are called, because Python guarantees their results. The results
+of ``randint``, ``shuffle`` and numpy's generators may change with a version, and the dataset would
+change with them.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ def seed_for(seed: int, purpose: str, pass_index: int, id_hex: str) -> int:
     Args:
         seed: The seed of the build.
         purpose: What is drawn, such as "pairs-L128".
-        pass_index: The pass.
+        pass_index: The number of the pass, from 0.
         id_hex: The id of the document or bucket, in hex.
     """
     return seed_of(f"{seed}/{purpose}/{pass_index}/{id_hex}")
@@ -90,7 +90,7 @@ def _mix(words: Words) -> Words:
 
 
 def permutation(num_items: int, rng: Random) -> npt.NDArray[np.int64]:
-    """Returns [num_items] the indices of items in a uniformly random order.
+    """Returns the numbers from 0 to num_items - 1 in a uniformly random order, [num_items].
 
     They are sorted by random keys, which are all different.
     """

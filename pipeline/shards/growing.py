@@ -93,7 +93,7 @@ class GrowingDataset(Dataset):
 
         Args:
             folder: The folder of the dataset.
-            plan: What plan.json says.
+            plan: The content of plan.json.
         """
         super().__init__(folder, plan, [])
         self._find_blocks: dict[str, FindBlocks] = {}  # by pass folder
@@ -139,7 +139,7 @@ class GrowingDataset(Dataset):
         """Returns whether a pass is complete; if so, its shards are known from then on.
 
         Raises:
-            ValueError: What is there is damaged or belongs to another build, or the build ended
+            ValueError: The pass's files are damaged or belong to another build, or the build ended
                 with fewer passes than planned.
         """
         with self._growing:
@@ -265,11 +265,13 @@ class GrowingDataset(Dataset):
 
 @dataclass(frozen=True)
 class WaitPolicy:
-    """How long to wait for a build, and how to end the waiting.
+    """Rules for waiting for a build: when to give up, and how to report and stop the waiting.
 
     Attributes:
-        limit_seconds: After so long without a new file of the dataset, waiting ends with an error.
-        say: Called with messages for people: what is waited for, and that it has appeared.
+        limit_seconds: Waiting ends with an error if the number of the dataset's files has not
+            changed for this many seconds.
+        say: Called with a message for people when the waiting begins, and with another one when
+            it has succeeded.
         stop: Ends the waiting early when it is set.
     """
 
@@ -374,8 +376,8 @@ def wait_for_pass(
 
     Raises:
         FileNotFoundError: The pass was not complete in time.
-        ValueError: What is there is damaged or belongs to another build, or the build ended without
-            the pass.
+        ValueError: The pass's files are damaged or belong to another build, or the build ended
+            without the pass.
     """
     if isinstance(dataset, GrowingDataset):
         place = split, seq_len, pass_index

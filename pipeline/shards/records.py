@@ -26,7 +26,7 @@ class Shard:
         pass_index: The number of its pass, from 0.
         name: Its path, relative to the dataset.
         num_bytes: Size of the whole tar file.
-        sha256: Of the tar file, in hex.
+        sha256: The sha256 of the tar file, in hex.
         content_hash: Hash of its blocks' values, in hex (docs/format.md, section 4).
         blocks_hash: Hash of its rows in blocks.parquet, in hex (docs/format.md, section 4).
         instances: Number of instances.

@@ -95,7 +95,7 @@ class Folder:
 
     @cached_property
     def _prefix(self) -> str:
-        """What precedes the name of a file in its path on the filesystem."""
+        """Text that is put before a file's name to make its path on the filesystem."""
         return f"{self.path}/"
 
     @property

@@ -208,15 +208,15 @@ def find_tokens(
 def find_documents(
     tokens: EncodedDocuments, id_starts: Sequence[str]
 ) -> dict[str, list[FoundDocument]]:
-    """Finds all copies of the documents whose ids have one of some beginnings.
+    """Finds all copies of the documents whose ids begin with an entry of `id_starts`.
 
     Args:
         tokens: The encoded documents.
         id_starts: Beginnings of ids: 8 to 32 hex digits each.
 
     Returns:
-        The documents by the beginning of their ids, sorted by id. The first of several with the
-            same id is the one that is used.
+        A list of copies for each entry of `id_starts`, sorted by id. If several copies have the
+            same id, the build uses the first.
 
     Raises:
         ValueError: A beginning is not 8 to 32 hex digits, or a file is missing or damaged.
