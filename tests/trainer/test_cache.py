@@ -1,6 +1,6 @@
-"""The cache of stretches: one fetches, all read; whatever befalls it, no instance is lost.
+"""The cache of shards: one process fetches a file and all read it; damage loses no instance.
 
-Run as a program, this file is one reader of a node.
+Run as a program, this file is one of the processes of a node that read a dataset.
 """
 
 import errno
@@ -64,7 +64,7 @@ def read_all(dataset, settings):
     return [*chain(*Read(dataset, settings))]
 
 
-def stretches(settings):
+def cached_files(settings):
     return sorted(Path(settings.cache_dir, "stretches").iterdir())
 
 
@@ -78,9 +78,9 @@ def read_as_bytes(cache, key, fetch):
 @pytest.mark.parametrize(
     "spoil", [lambda it: it[:-1], lambda _: b"", lambda it: it[:-9] + b"x" + it[-8:]]
 )
-def test_a_damaged_stretch_is_fetched_again_once(dataset, settings, spoil):
+def test_a_damaged_file_is_fetched_again_once(dataset, settings, spoil):
     assert read_all(dataset, settings) == EVERYTHING
-    path = stretches(settings)[2]
+    path = cached_files(settings)[2]
     path.write_bytes(spoil(path.read_bytes()))
     reads = count_reads(dataset)
     assert read_all(dataset, settings) == EVERYTHING
@@ -100,7 +100,7 @@ def test_a_node_reads_rows_of_tables_once(dataset, settings, monkeypatch, damage
         assert [len(reader.table(number).result(60)) for number in range(2)] == [8, 6]
         reader.close()
         found.append(len(reads))
-        for path in stretches(settings) if damage and process == 0 else ():
+        for path in cached_files(settings) if damage and process == 0 else ():
             path.write_bytes(damage(path.read_bytes()))
     assert found[0] > found[2]
     assert found[1] == (found[0] if damage else found[2])
@@ -179,11 +179,11 @@ def start_reader(dataset, settings, log, pause, dies="never"):
 
 
 @pytest.mark.processes
-def test_the_ranks_of_a_node_fetch_every_stretch_once(dataset, settings, tmp_path):
+def test_the_ranks_of_a_node_fetch_every_file_once(dataset, settings, tmp_path):
     readers = [start_reader(dataset, settings, tmp_path / "log", 0.05) for _ in range(4)]
     assert [reader.communicate(timeout=600)[0] for reader in readers] == ["True\n"] * 4
     fetched = (tmp_path / "log").read_text().splitlines()
-    assert len(fetched) == len(set(fetched)) == len(stretches(settings)) > 4
+    assert len(fetched) == len(set(fetched)) == len(cached_files(settings)) > 4
 
 
 @pytest.mark.processes
@@ -191,12 +191,12 @@ def test_a_process_killed_while_it_writes_is_taken_over_from(dataset, settings, 
     first = start_reader(dataset, settings, tmp_path / "first", 0, dies="writing")
     first.communicate(timeout=600)
     assert first.returncode == -signal.SIGKILL
-    [half] = stretches(settings)
+    [half] = cached_files(settings)
     assert half.suffix == ".partial"
     second = start_reader(dataset, settings, tmp_path / "second", 0)
     assert second.communicate(timeout=600)[0] == "True\n"
     fetched = (tmp_path / "second").read_text().splitlines()
-    assert len(fetched) == len(set(fetched)) == len(stretches(settings))
+    assert len(fetched) == len(set(fetched)) == len(cached_files(settings))
     assert not half.exists()
 
 
@@ -207,7 +207,7 @@ def test_a_folder_that_is_a_file_is_refused_at_once(dataset, settings):
         read_all(dataset, settings)
 
 
-def test_a_full_disk_is_named_with_the_stretch(dataset, settings, monkeypatch):
+def test_a_full_disk_is_named_with_the_blocks(dataset, settings, monkeypatch):
     full = Mock(side_effect=OSError(28, "No space left on device"))
     monkeypatch.setattr(Path, "write_bytes", full)
     said = r"shard-0000\d.tar, blocks .*cache_dir .*: No space left on device; free"
