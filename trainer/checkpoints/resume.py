@@ -140,8 +140,8 @@ class RunCheckpoints:
         with together(self.ranks):
             if self.ranks.rank == 0:
                 local, remote = self._list()
-                found = local | remote if everywhere else remote
-                names = [each for each in found if before is None or step_of(each) < before]
+                usable = local | remote if everywhere else remote
+                names = [entry for entry in usable if before is None or step_of(entry) < before]
                 if not names and before is None:
                     self._refuse_lost()
                 name = self._first_whole(sorted(names, reverse=True), local)
@@ -291,7 +291,7 @@ def split_step(name: str) -> tuple[str, int | None]:
 def find_run(
     name: str, storage_options: Mapping[str, Any] | None = None
 ) -> tuple[CheckpointStore, list[str]]:
-    """Returns a run and the names of its complete checkpoints, up to a step if one is given.
+    """Opens a run and lists its complete checkpoints, without those after STEP if it is given.
 
     Args:
         name: RUN or RUN@STEP, where RUN is the path or URL of a run.
@@ -311,10 +311,11 @@ def find_run(
         flag = "--output" if store.folder.is_local else "--checkpoint.url"
         says = f"holds no {RUN_FACTS}; give the {flag} of a pretrain command"
         raise FileNotFoundError(f"{url} {says}")
-    found = {step_of(each): each for each in store.list_checkpoints()[0]}
-    if not found:
+    complete, _ = store.list_checkpoints()
+    names = {step_of(checkpoint): checkpoint for checkpoint in complete}
+    if not names:
         says = f"no committed checkpoint at {url}; train first, or give another run"
         raise FileNotFoundError(says)
-    if step not in (None, *found):
-        raise FileNotFoundError(f"{url} has no checkpoint of step {step}; it has {sorted(found)}")
-    return store, [found[each] for each in sorted(found) if step is None or each <= step]
+    if step not in (None, *names):
+        raise FileNotFoundError(f"{url} has no checkpoint of step {step}; it has {sorted(names)}")
+    return store, [names[saved] for saved in sorted(names) if step is None or saved <= step]

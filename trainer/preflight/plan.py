@@ -74,7 +74,11 @@ class PhasePlan:
 
 
 def plan_phases(settings: PlanSettings, config: BertConfig, mixture: Mixture) -> list[PhasePlan]:
-    """Estimates every phase. If settings ask for epochs, steps are those of the epochs."""
+    """Estimates the cost of every phase.
+
+    If the settings ask for epochs, the phases' steps are first scaled so that together they make
+    that many epochs.
+    """
     a_pass = [instances_a_pass(mixture, phase.seq_len) for phase in settings.phases if mixture]
     longer = lengthen_phases(settings, a_pass)
     return [plan_phase(phase, config, mixture, settings) for phase in longer]
@@ -83,7 +87,7 @@ def plan_phases(settings: PlanSettings, config: BertConfig, mixture: Mixture) ->
 def plan_phase(
     phase: Phase, config: BertConfig, mixture: Mixture, settings: PlanSettings
 ) -> PhasePlan:
-    """Estimates one phase.
+    """Estimates the cost of one phase.
 
     The sizes of instances come from the main dataset: its totals and its first block. Without a
     dataset all instances have the full length.

@@ -18,7 +18,7 @@ _MOST_EVENTS = 50
 
 
 def _small(value: float) -> str:
-    """Returns a number with four digits."""
+    """Returns a number as text with up to four significant digits."""
     return f"{value:.4g}"
 
 
@@ -134,7 +134,7 @@ def _describe(run: ReadRun) -> Iterator[str]:
 
 
 def _describe_training(run: ReadRun) -> Iterator[str]:
-    """Yields lines about the model, the phases and the setup, as far as the files say it."""
+    """Yields lines about the model, the phases and the setup, without facts that the files lack."""
     model = run.facts.get("model")
     names = ("num_layers", "hidden_size", "num_heads", "vocab_size")
     if isinstance(model, Mapping) and all(isinstance(model.get(name), int) for name in names):

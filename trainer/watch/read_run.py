@@ -149,7 +149,7 @@ def _rows(path: Path, problems: list[str]) -> Iterator[Row]:
 
 
 def _has_place(row: Row) -> bool:
-    """Returns whether the step of a row, and its phase if it has one, are whole numbers."""
+    """Returns whether a row's step, and its phase if any, are ints from 0 to below _MOST_STEPS."""
     places = [row.get("step"), row.get("phase", 0)]
     return all(type(place) is int and 0 <= place < _MOST_STEPS for place in places)
 

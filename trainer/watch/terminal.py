@@ -11,7 +11,7 @@ from tqdm import tqdm
 from pipeline.storage.terminal import say
 
 TERMINAL_SECONDS, LOG_SECONDS = 60.0, 10.0
-"""The seconds between two lines above a bar, and where there is no bar."""
+"""Seconds between two lines of progress: on a terminal, which also has a bar, and in a log."""
 
 
 class Progress:
