@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,9 +12,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.specifiers import SpecifierSet
 
 ROOT = Path(__file__).parents[2]
-TOOL = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+TOOL = PYPROJECT["tool"]
 ROOMS = ("pipeline", "trainer", "tokenizer")
 
 
@@ -26,6 +29,21 @@ def test_import_names_are_ours_alone():
     )
     printed = subprocess.check_output([sys.executable, "-c", code], cwd="/", text=True)
     assert printed.split() == [str(ROOT / name / "__init__.py") for name in ROOMS]
+
+
+def test_every_pinned_version_takes_the_oldest_python():
+    oldest = PYPROJECT["project"]["requires-python"].removeprefix(">=") + ".0"
+    pins = dict(re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
+    too_new = {}
+    seen = 0
+    for package in importlib.metadata.distributions():
+        wanted = package.metadata["Requires-Python"]
+        if pins.get(package.metadata["Name"].lower()) == package.version:
+            seen += 1
+            if wanted and oldest not in SpecifierSet(wanted):
+                too_new[package.metadata["Name"]] = wanted
+    assert seen > 50
+    assert not too_new, f"constraints.txt has versions that Python {oldest} cannot install"
 
 
 @pytest.fixture
