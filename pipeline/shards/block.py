@@ -31,6 +31,11 @@ TOKENS_PER_BLOCK = 65_536
 
 _TOKEN_DTYPES = ("uint16", "uint32")
 
+_NODES_BEFORE_DOCUMENTS = 8
+"""Number of nodes before that of document_a: three columns of lists, and two of values."""
+_DOCUMENT_BUFFERS = range(2 * _NODES_BEFORE_DOCUMENTS, 2 * _NODES_BEFORE_DOCUMENTS + 4)
+"""Numbers of the buffers of document_a and document_b: two for each node."""
+
 Array = npt.NDArray[Any]
 
 
@@ -216,6 +221,31 @@ def decode_block(data: bytes | memoryview, where: str) -> Block:
         raise ValueError(f"{where}: {error}") from error
 
 
+def decode_documents(data: bytes | memoryview, where: str) -> tuple[Array, Array]:
+    """Returns the documents of a block's instances, without decompressing the other columns.
+
+    Args:
+        data: The bytes of one block.
+        where: Shard and number of the block, for messages.
+
+    Returns:
+        document_a and document_b of `Block`, each [N] uint64.
+
+    Raises:
+        ValueError: The bytes are not one record batch with the columns of a block. The message
+            begins with `where`.
+    """
+    try:
+        batch = read_stream(data, wanted=_DOCUMENT_BUFFERS)
+        _find_token_dtype(batch.schema)
+        reader = _ColumnReader(batch)
+        reader.skip_to_documents()
+        document_a = reader.read_values("document_a", "uint64")
+        return document_a, reader.read_values("document_b", "uint64")
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from error
+
+
 def _parse_block(batch: BatchBuffers) -> Block:
     """Returns the block that a record batch holds, after checking that its columns fit together."""
     token_dtype = _find_token_dtype(batch.schema)
@@ -276,6 +306,13 @@ class _ColumnReader:
         self._num_rows = batch.num_rows
         self._nodes = iter(batch.nodes)
         self._buffers = iter(batch.buffers)
+
+    def skip_to_documents(self) -> None:
+        """Goes on to document_a, past all columns before it."""
+        for _ in range(_NODES_BEFORE_DOCUMENTS):
+            next(self._nodes)
+            next(self._buffers)
+            next(self._buffers)
 
     def read_values(self, name: str, dtype: str) -> Array:
         """Reads a column with one number per row: [N] of the dtype."""

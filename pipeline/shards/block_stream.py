@@ -7,7 +7,7 @@ the bytes.
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import NamedTuple
 
@@ -66,10 +66,15 @@ class BatchBuffers(NamedTuple):
     buffers: list[bytes]
 
 
-def read_stream(data: bytes | memoryview) -> BatchBuffers:
+def read_stream(data: bytes | memoryview, wanted: Container[int] | None = None) -> BatchBuffers:
     """Reads the only record batch of a stream, and checks that nothing follows it.
 
     Arrow itself makes sure that no offset in a message's metadata points outside of the metadata.
+
+    Args:
+        data: The bytes of the stream.
+        wanted: Numbers of the buffers to decompress; the others are returned empty. None
+            decompresses all.
 
     Raises:
         ValueError: The bytes are not such a stream; the message says in what they differ.
@@ -85,18 +90,22 @@ def read_stream(data: bytes | memoryview) -> BatchBuffers:
         tail = bytes(memoryview(data)[source.tell() :])
         _expect(tail[:4] != _END[:4] or tail[:8] == _END, "more than one record batch")
         _expect(tail == _END, "its end is missing, or other bytes follow it")
-        return _read_batch(schema, memoryview(message.metadata), memoryview(message.body or b""))
+        metadata = memoryview(message.metadata)
+        return _read_batch(schema, metadata, memoryview(message.body or b""), wanted)
     except (pa.ArrowException, OSError, EOFError, struct.error, zstandard.ZstdError) as error:
         raise ValueError(f"not an Arrow block: {error}") from error
 
 
-def _read_batch(schema: pa.Schema, metadata: memoryview, body: memoryview) -> BatchBuffers:
+def _read_batch(
+    schema: pa.Schema, metadata: memoryview, body: memoryview, wanted: Container[int] | None
+) -> BatchBuffers:
     """Reads the record batch of a message.
 
     Args:
         schema: The schema of the stream.
         metadata: The message's flatbuffer, which says where nodes and buffers are.
         body: The message's body, which holds the buffers.
+        wanted: As in `read_stream`.
     """
     batch = _follow(metadata, _offset(metadata, 0)[0], _BATCH)
     field = _field(metadata, batch, _LENGTH)
@@ -111,9 +120,10 @@ def _read_batch(schema: pa.Schema, metadata: memoryview, body: memoryview) -> Ba
         unpack = partial(_decompress, zstandard.ZstdDecompressor())
 
     buffers = []
-    for start, size in _pairs(metadata, batch, _BUFFERS):
+    for number, (start, size) in enumerate(_pairs(metadata, batch, _BUFFERS)):
         _expect(0 <= start <= start + size <= len(body), "a buffer lies outside of its message")
-        buffers.append(unpack(body[start : start + size]))
+        is_wanted = wanted is None or number in wanted
+        buffers.append(unpack(body[start : start + size]) if is_wanted else b"")
     return BatchBuffers(schema, num_rows, _pairs(metadata, batch, _NODES), buffers)
 
 
