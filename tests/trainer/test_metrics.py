@@ -8,7 +8,8 @@ from trainer.runs.metrics import MetricsFile, loss_columns, unigram_entropy
 
 
 def test_columns_are_means_over_global_counts():
-    columns = loss_columns([30.0, 4.0, 2.0, 3.0], masked=10, instances=4)
+    sums = {"mlm_nll": 30.0, "nsp_nll": 4.0, "num_mlm_correct": 2.0, "num_nsp_correct": 3.0}
+    columns = loss_columns(sums, masked=10, instances=4)
     mlm, nsp = {"mlm_loss": 3.0, "mlm_accuracy": 0.2}, {"nsp_loss": 1.0, "nsp_accuracy": 0.75}
     assert columns == {"loss": 4.0, **mlm, **nsp}
 

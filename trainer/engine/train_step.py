@@ -1,6 +1,7 @@
 """Makes one optimizer step: ranks agree on its counts, then compute, sum and apply its gradients.
 
-Letters in shapes: B instances, T tokens and M masked tokens of a micro-batch.
+Letters in shapes: B instances, T tokens and M masked tokens of a micro-batch; N fields of
+`PretrainingSums`.
 """
 
 import math
@@ -13,7 +14,7 @@ import torch.distributed
 from torch import Tensor
 
 from pipeline.seeds import seed_of
-from trainer.model.bert import PretrainingSums, pretraining_sums
+from trainer.model.bert import PretrainingSums, pretraining_sums, stack_sums, zero_sums
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.process.ranks import Ranks
 from trainer.stream.batches.pack import MicroBatch, empty_micro_batch, to_device
@@ -144,11 +145,11 @@ def train_step(
         nsp_weight: The weight of the loss of next sentence prediction; 0 leaves it out.
 
     Returns:
-        Sums over the global batch, float64 [4], as `stack_sums` orders them.
+        Sums over the global batch, float64 [N] on the device, in the order of `PretrainingSums`.
     """
     # ZeRO-2 reduces gradients during every backward pass, so all ranks must make equally many.
     missing = counts.num_micro_batches - len(micro_batches)
-    totals = torch.zeros(4, dtype=torch.float64, device=ranks.device)
+    totals = zero_sums(ranks.device)
     for batch in [*micro_batches, *[empty_micro_batch()] * missing]:
         sums = forward_sums(engine, batch, ranks.device)
         loss = sums.mlm_nll / counts.masked
@@ -179,7 +180,7 @@ def forward_sums(module: Any, batch: MicroBatch, device: torch.device) -> Pretra
         device: The device of the module, to which the micro-batch is copied.
 
     Returns:
-        Four scalars on the device. `mlm_nll` over the masked tokens and `nsp_nll` over the
+        Scalars on the device. `mlm_nll` over the masked tokens and `nsp_nll` over the
         instances are differentiable sums of losses in nats, float32. `num_mlm_correct` and
         `num_nsp_correct` are the numbers of right answers, int64.
     """
@@ -192,15 +193,6 @@ def forward_sums(module: Any, batch: MicroBatch, device: torch.device) -> Pretra
         batch.is_random_next,
         module.mlm_head.sums,
     )
-
-
-def stack_sums(sums: PretrainingSums) -> Tensor:
-    """Returns the sums as one tensor, float64 [4], without gradients.
-
-    The order is MLM loss, NSP loss, right answers of MLM, right answers of NSP.
-    """
-    values = (sums.mlm_nll, sums.nsp_nll, sums.num_mlm_correct, sums.num_nsp_correct)
-    return torch.stack([value.detach().double() for value in values])
 
 
 def seed_dropout(seed: int, phase: int, step: int, rank: int) -> None:

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from pipeline.shards.dataset import Dataset
 from tokenizer.vocab import parse_vocab
 from trainer.inference.open_model import OpenedModel
+from trainer.model.bert import name_sums, zero_sums
 from trainer.pretrain.objectives import LEFT_TO_RIGHT, WITH_NSP, count_text, prepare_micro_batch
 from trainer.pretrain.validation import sum_losses
 from trainer.runs.metrics import loss_columns, majority_share, unigram_entropy
@@ -106,7 +107,7 @@ class _Sums:
         token_counts: int64 [V], how often each token of the vocabulary occurs in the text.
     """
 
-    losses: list[float]
+    losses: dict[str, float]
     masked: int
     num_random: int
     token_counts: Tensor
@@ -118,7 +119,7 @@ def _sum_batches(
     """Runs the model on all batches, and adds up losses and counts. Shows a progress bar."""
     model = opened.build(device)
     objective = LEFT_TO_RIGHT if opened.config.is_causal else WITH_NSP
-    losses = torch.zeros(4, dtype=torch.float64)
+    losses = zero_sums(torch.device("cpu"))
     masked = 0
     num_random = 0
     token_counts_V = torch.zeros(dataset.manifest.vocab_size, dtype=torch.int64)
@@ -128,7 +129,7 @@ def _sum_batches(
         token_counts_V += count_text(masked_batch, dataset)
         masked += len(batch.masked_labels)
         num_random += int(batch.is_random_next.sum())
-    return _Sums(losses.tolist(), masked, num_random, token_counts_V)
+    return _Sums(name_sums(losses), masked, num_random, token_counts_V)
 
 
 def choose_lengths(

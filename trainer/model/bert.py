@@ -298,6 +298,24 @@ def pretraining_sums(
     return PretrainingSums(mlm_nll, nsp_nll, num_mlm_correct, num_nsp_correct)
 
 
+def stack_sums(sums: PretrainingSums) -> Tensor:
+    """Returns the sums as one tensor in the order of their fields, float64, without gradients."""
+    return torch.stack([value.detach().double() for value in sums])
+
+
+def zero_sums(device: torch.device) -> Tensor:
+    """Returns the sums over no instances, to which results of `stack_sums` can be added.
+
+    It is a float64 tensor on the device, with one value for each field of `PretrainingSums`.
+    """
+    return torch.zeros(len(PretrainingSums._fields), dtype=torch.float64, device=device)
+
+
+def name_sums(sums: Tensor) -> dict[str, float]:
+    """Returns sums that were stacked, by the names of the fields of `PretrainingSums`."""
+    return dict(zip(PretrainingSums._fields, sums.tolist(), strict=True))
+
+
 def _embedding(num_rows: int, hidden_size: int) -> nn.Embedding:
     """Returns an embedding with undefined weights.
 

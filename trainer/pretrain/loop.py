@@ -27,6 +27,7 @@ from trainer.engine.train_step import (
 from trainer.guards.spike_guard import MOST_ROLLBACKS, SpikeGuard
 from trainer.guards.watchdog import FIRST_STEP_FACTOR
 from trainer.guards.weights_check import CORRUPTED, CorruptWeightsError
+from trainer.model.bert import name_sums
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.pretrain.objectives import WITH_NSP, prepare_step
 from trainer.pretrain.pairs import measure_pairs
@@ -275,7 +276,7 @@ def _log_step(
         "split": "train",
         "phase": phase_index,
         "position": rank_step.first_position,
-        **loss_columns(sums.tolist(), counts.masked, counts.instances, has_nsp),
+        **loss_columns(name_sums(sums), counts.masked, counts.instances, has_nsp),
         "grad_norm": grad_norm(run.engine, run.optimizer),
         "learning_rate": rate,
         **run.optimizer.metrics(),

@@ -9,7 +9,8 @@ import torch.distributed
 from torch import Tensor
 
 from pipeline.shards.growing import WaitPolicy, wait_for_pass
-from trainer.engine.train_step import forward_sums, stack_sums
+from trainer.engine.train_step import forward_sums
+from trainer.model.bert import name_sums, stack_sums, zero_sums
 from trainer.pretrain.objectives import WITH_NSP, count_text, prepare_micro_batch
 from trainer.process.ranks import Ranks, together
 from trainer.runs.metrics import loss_columns, majority_share, unigram_entropy
@@ -154,12 +155,12 @@ def validate(engine: Any, validation_set: ValidationSet, ranks: Ranks) -> dict[s
     torch.distributed.all_reduce(totals)
     facts = validation_set.facts
     has_nsp = "nsp_majority_share" in facts
-    return loss_columns(totals.tolist(), facts["masked"], facts["instances"], has_nsp) | facts
+    return loss_columns(name_sums(totals), facts["masked"], facts["instances"], has_nsp) | facts
 
 
 def sum_losses(model: Any, batches: Sequence[MicroBatch], device: torch.device) -> Tensor:
-    """Returns `stack_sums` added over micro-batches, float64 [4] on the device."""
-    totals = torch.zeros(4, dtype=torch.float64, device=device)
+    """Returns a model's sums over micro-batches, as `stack_sums` does for one micro-batch."""
+    totals = zero_sums(device)
     for batch in batches:
         totals += stack_sums(forward_sums(model, batch, device))
     return totals

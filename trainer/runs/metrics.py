@@ -11,30 +11,31 @@ import numpy.typing as npt
 
 from pipeline.storage.local import replace_file
 
-# The order of the sums that `trainer.engine.train_step.train_step` returns.
-MLM_LOSS, NSP_LOSS, MLM_HITS, NSP_HITS = range(4)
-
 
 def loss_columns(
-    sums: list[float], masked: int, instances: int, has_nsp: bool = True
+    sums: Mapping[str, float], masked: int, instances: int, has_nsp: bool = True
 ) -> dict[str, float]:
     """Returns mean losses in nats and accuracies, by the names of their columns.
 
     The columns of a model that is trained left to right are called mlm as well.
 
     Args:
-        sums: Sums over a global batch or a validation set: the losses of predicted tokens, the
-            losses of next-sentence prediction, and the numbers of right answers to both.
+        sums: Sums over a global batch or a validation set, by the names of the fields of
+            `PretrainingSums` in trainer/model/bert.py.
         masked: The number of predicted tokens.
         instances: The number of instances.
         has_nsp: Whether there is next-sentence prediction. Otherwise its columns are left out.
     """
-    mlm_loss = sums[MLM_LOSS] / masked
-    nsp_loss = sums[NSP_LOSS] / instances
-    columns = {"loss": mlm_loss, "mlm_loss": mlm_loss, "mlm_accuracy": sums[MLM_HITS] / masked}
+    mlm_loss = sums["mlm_nll"] / masked
+    nsp_loss = sums["nsp_nll"] / instances
+    columns = {
+        "loss": mlm_loss,
+        "mlm_loss": mlm_loss,
+        "mlm_accuracy": sums["num_mlm_correct"] / masked,
+    }
     if has_nsp:
         columns |= {"loss": mlm_loss + nsp_loss, "nsp_loss": nsp_loss}
-        columns["nsp_accuracy"] = sums[NSP_HITS] / instances
+        columns["nsp_accuracy"] = sums["num_nsp_correct"] / instances
     return columns
 
 
