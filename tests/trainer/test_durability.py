@@ -125,6 +125,6 @@ def test_two_ranks_of_a_node_may_remove_one_folder_of_pieces(tmp_path, monkeypat
         shutil.rmtree(pieces)
         make_durable(path)
 
-    monkeypatch.setattr("trainer.checkpoints.read.make_durable", after_the_other_rank)
+    monkeypatch.setattr("trainer.checkpoints.files.make_durable", after_the_other_rank)
     remove_folders(pieces)
     assert not pieces.exists()

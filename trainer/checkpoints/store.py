@@ -20,7 +20,7 @@ from typing import Any
 from pipeline.storage.faults import DAMAGE_ATTEMPTS, StorageError, reread_damaged
 from pipeline.storage.folder import Folder
 from pipeline.storage.local import make_durable, replace_file, scratch_folder
-from trainer.checkpoints.read import (
+from trainer.checkpoints.files import (
     COMMITTED,
     is_checkpoint,
     read_marker,
