@@ -1,5 +1,6 @@
 """The order of the stream: the examples of docs/order.md, and a brute-force oracle."""
 
+import dataclasses
 import hashlib
 import re
 from collections import Counter, namedtuple
@@ -12,8 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainer.stream.order import order as rules
-from trainer.stream.order.order import StreamOrder, mixture_word, next_stretches, own_position
+from trainer.stream.order import share
+from trainer.stream.order.order import PassInstances, StreamOrder, mixture_word, own_position
 from trainer.stream.order.share import default_num_lanes, plan_steps
+from trainer.stream.order.stretches import first_left_out, next_stretches
 
 BLOCK = 4
 ShardSize = namedtuple("ShardSize", ["name", "instances"])
@@ -61,8 +64,15 @@ def oracle_of_dataset(order, d):
         epoch += 1
 
 
+def is_left_out(order, instance):
+    """Whether an instance (dataset, epoch, shard, row) is among those that are left out."""
+    dataset, epoch, shard, row = instance
+    passes = order.left_out[dataset] if order.left_out else [PassInstances(np.empty(0), [])]
+    return (shard, row) in zip(*map(list, passes[epoch % len(passes)]), strict=True)
+
+
 def oracle_positions(order):
-    """The same of the stream's positions that are not skipped."""
+    """The same of the stream's positions that are neither skipped nor left out."""
     own = [oracle_of_dataset(order, d) for d in range(len(order.datasets))]
     drawn, period = [0] * len(own), sum(order.weights)
     skipped = {g for start, stop in order.skipped for g in range(start, stop)}
@@ -74,7 +84,7 @@ def oracle_positions(order):
         drawn[d] += 1
         drawn = drawn if length < period else [0] * len(drawn)
         drawn_now = next(own[d])
-        if g not in skipped:
+        if g not in skipped and not is_left_out(order, drawn_now[-1]):
             yield drawn_now
 
 
@@ -120,7 +130,18 @@ def orders(draw, max_datasets=3):
     borders = draw(st.lists(st.integers(0, 150), max_size=4, unique=True).map(sorted))
     skipped = tuple(zip(borders[::2], borders[1::2], strict=False))
     lanes, seed = draw(st.integers(1, 60)), draw(st.integers(0, 3))
-    return StreamOrder(tuple(map(passes_of, sizes)), tuple(weights), seed, lanes, skipped)
+    left_out = tuple(tuple(draw(some_instances(shards)) for shards in each) for each in sizes)
+    datasets = tuple(map(passes_of, sizes))
+    left_out = left_out if draw(st.booleans()) else ()
+    return StreamOrder(datasets, tuple(weights), seed, lanes, skipped, left_out)
+
+
+@st.composite
+def some_instances(draw, shards):
+    """Some instances of a pass whose shards have these sizes, but not all."""
+    every = [(shard, row) for shard, size in enumerate(shards) for row in range(size)]
+    chosen = draw(st.lists(st.sampled_from(every), max_size=len(every) - 1, unique=True))
+    return PassInstances(*np.array(chosen, np.int64).reshape(-1, 2).T)
 
 
 def shares_of(order, position, global_batch, world_size):
@@ -137,7 +158,38 @@ def test_equal_to_the_oracle_while_ranks_and_batches_change(order, sizes):
         shares = shares_of(order, position, global_batch, min(world_size, global_batch))
         assert list(chain(*shares)) == [instance for *_, instance in expected]
         assert max(map(len, shares)) - min(map(len, shares)) <= 1
-        position = next_stretches(order.skipped, position, global_batch)[-1][1]
+        position = next_stretches(order, position, global_batch)[-1][1]
+
+
+@given(orders())
+def test_the_first_position_that_is_left_out(order):
+    whole = dataclasses.replace(order, left_out=())
+    positions = oracle_positions(whole)
+    expected = None
+    for _ in range(200):
+        *_, instance = next(positions)
+        if is_left_out(order, instance):
+            expected = instance
+            break
+    position = first_left_out(order, 10**4)
+    if position is None:
+        assert expected is None
+    elif expected is not None:
+        assert rank_rows(whole, position, 1) == [expected]
+        assert first_left_out(order, position) is None
+        assert first_left_out(order, position + 1) == position
+
+
+@settings(max_examples=20)
+@given(orders(), st.integers(1, 30))
+def test_steps_that_are_planned_in_parts_are_the_same(order, global_batch):
+    positions = list(range(0, 8 * global_batch, global_batch))
+    expected = plan_steps(order, positions, global_batch, 0, 1, BLOCK)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(share, "MAX_TABLE", 1)
+        found = plan_steps(order, positions, global_batch, 0, 1, BLOCK)
+    assert np.array_equal(np.stack(found[0]), np.stack(expected[0]))
+    assert np.array_equal(found[1], expected[1])
 
 
 @settings(max_examples=40)

@@ -18,6 +18,7 @@ from trainer.stream.order.order import Array, StreamOrder, Stretch, own_position
 from trainer.stream.order.share import Rows
 from trainer.stream.order.source import Mixture
 from trainer.stream.order.state import CONTENT_DIGITS, DatasetState, StreamState
+from trainer.stream.order.stretches import remove_left_out, unskipped_stretches
 
 
 class KnownPasses:
@@ -77,6 +78,36 @@ class KnownPasses:
     def reaches(self, position: int) -> bool:
         """Returns whether it is known which instance is at every position before this one."""
         return all(self._reaches(dataset, position) for dataset in range(len(self.mixture)))
+
+    def next_stretches(
+        self, state: StreamState, position: int, count: int, *, may_wait: bool
+    ) -> list[Stretch] | None:
+        """Returns the next `count` positions that exist, as at least one stretch.
+
+        Args:
+            state: A state of the stream.
+            position: Where to begin.
+            count: Number of positions to return.
+            may_wait: Whether to wait for passes that are being built.
+
+        Returns:
+            The stretches; None if they need a pass that is not known, and waiting is not allowed.
+
+        Raises:
+            FileNotFoundError: The wait for a pass ended.
+        """
+        stretches: list[Stretch] = []
+        while count:
+            window = unskipped_stretches(state.skipped, position, count)
+            position = window[-1][1]
+            if may_wait:
+                self.wait_for(position)
+            if not self.reaches(position):
+                return None
+            existing = remove_left_out(self.order(state), window)
+            count -= sum(stop - start for start, stop in existing)
+            stretches += existing
+        return stretches
 
     def wait_for(self, position: int) -> None:
         """Waits until all positions before this one are known, and adds every pass that exists.

@@ -18,7 +18,7 @@ from pipeline.shards.growing import WaitPolicy
 from trainer.stream.batches.pack import MicroBatch, balance_micro_batches, pack_micro_batches
 from trainer.stream.batches.redraw import MaskRedraw, ShareAt, StepInstances
 from trainer.stream.known import KnownPasses
-from trainer.stream.order.order import Stretch, next_stretches
+from trainer.stream.order.order import Stretch
 from trainer.stream.order.share import default_num_lanes, plan_steps, rank_slots
 from trainer.stream.order.source import Mixture, one_dataset
 from trainer.stream.order.state import StreamState, parse_state, refuse_other_stream
@@ -436,8 +436,7 @@ class _Steps:
     def read(self, reader: BlockReader, pin_memory: bool) -> Iterator[list[RankStep]]:
         """Yields the steps in groups that are packed together."""
         while self._end_step is None or self._step < self._end_step:
-            _, position_after = self._next_positions()
-            self._passes.wait_for(position_after)
+            self._next_positions(may_wait=True)
             for planned, block in reader.steps(self._plan(), self._min_steps()):
                 yield self._pack(planned, block, pin_memory)
 
@@ -475,9 +474,10 @@ class _Steps:
         """Yields this process's next steps, up to the first whose passes are not known yet."""
         sizes = self._sizes
         while self._end_step is None or self._step < self._end_step:
-            first_position, position_after = self._next_positions()
-            if not self._passes.reaches(position_after):
+            positions = self._next_positions(may_wait=False)
+            if positions is None:
                 return
+            first_position, position_after = positions
             step = self._step
             self._step += 1
             self._position = position_after
@@ -495,11 +495,17 @@ class _Steps:
         visits = -(-num_lanes * sum(weights) // (self._sizes.global_batch * min(weights)))
         return min(MAX_VISIT_STEPS, visits + 1)
 
-    def _next_positions(self) -> tuple[int, int]:
-        """Returns the position of the next step's first instance, and the one after its last."""
-        global_batch = self._sizes.global_batch
-        stretches = next_stretches(self._begin.skipped, self._position, global_batch)
-        return stretches[0][0], stretches[-1][1]
+    def _next_positions(self, *, may_wait: bool) -> tuple[int, int] | None:
+        """Returns the position of the next step's first instance, and the one after its last.
+
+        Args:
+            may_wait: Whether to wait for passes that are being built. Otherwise the result is None
+                if the step needs one.
+        """
+        stretches = self._passes.next_stretches(
+            self._begin, self._position, self._sizes.global_batch, may_wait=may_wait
+        )
+        return None if stretches is None else (stretches[0][0], stretches[-1][1])
 
     def _pack(
         self, planned: Sequence[_PlannedShare], block: Block, pin_memory: bool

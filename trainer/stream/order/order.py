@@ -1,13 +1,13 @@
-"""Says which instance is at which position of the stream: rules 1, 2, 3, 6 and 7 of docs/order.md.
+"""Says which instance is at which position of the stream: rules 1, 2, 3 and 7 of docs/order.md.
 
-Everything here is a pure function of shards, seed, weights and position. Rules 4, 5 and 8, which
-give each rank its rows of a step, are in share.py.
+Everything here is a pure function of shards, seed, weights and position. stretches.py says which
+positions a step takes (rule 6), and share.py which rows of a step a rank reads (rules 4, 5 and 8).
 """
 
 import hashlib
 import math
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -29,6 +29,18 @@ Passes = tuple[tuple[Shard, ...], ...]
 """The shards of each pass of one dataset. While its build runs, only the passes known so far."""
 
 
+class PassInstances(NamedTuple):
+    """Some instances of one pass, in any order; both arrays are int64 [I].
+
+    Attributes:
+        shard: Index of each instance's shard in the pass.
+        row: Row of each instance in its shard.
+    """
+
+    shard: Array
+    row: Array
+
+
 @dataclass(frozen=True, eq=False)
 class StreamOrder:
     """Everything but the position that decides which instance is at a position of the stream.
@@ -40,6 +52,8 @@ class StreamOrder:
         seed: Seed of the order of shards.
         num_lanes: The number of lanes K, the same for the whole stream.
         skipped: Positions that no batch takes, as ascending stretches that do not touch.
+        left_out: Instances of each pass of each dataset whose positions no batch takes in any
+            epoch. Empty if every instance is read.
     """
 
     datasets: tuple[Passes, ...]
@@ -47,6 +61,7 @@ class StreamOrder:
     seed: int
     num_lanes: int
     skipped: tuple[Stretch, ...] = ()
+    left_out: tuple[tuple[PassInstances, ...], ...] = ()
 
     @cached_property
     def pass_instances(self) -> list[list[int]]:
@@ -55,24 +70,6 @@ class StreamOrder:
             [sum(shard.instances for shard in shards) for shards in passes]
             for passes in self.datasets
         ]
-
-
-class Span(NamedTuple):
-    """Consecutive places of one epoch of one dataset that a step takes.
-
-    Attributes:
-        dataset: Index of the dataset in the mixture.
-        epoch: Number of the epoch; it reads pass `epoch` mod the number of passes.
-        start: First place in the epoch.
-        stop: One past the last place.
-        epoch_size: Number of instances of the epoch, N_i in docs/order.md.
-    """
-
-    dataset: int
-    epoch: int
-    start: int
-    stop: int
-    epoch_size: int
 
 
 def shard_order(seed: int, epoch: int, names: Sequence[str]) -> list[int]:
@@ -159,51 +156,9 @@ def own_position(weights: Sequence[int], dataset: int, position: int) -> int:
     """
     if len(weights) == 1:
         return position
-    period, num_drawn_MD = _count_draws(tuple(weights))
+    period, num_drawn_MD = count_draws(tuple(weights))
     num_periods, place = divmod(position, period)
     return num_periods * int(num_drawn_MD[-1, dataset]) + int(num_drawn_MD[place, dataset])
-
-
-def next_stretches(skipped: Iterable[Stretch], position: int, count: int) -> list[Stretch]:
-    """Returns the next `count` positions that are not skipped, as at least one stretch (rule 6).
-
-    Args:
-        skipped: Ascending stretches that do not touch.
-        position: Where to begin.
-        count: Number of positions to return.
-    """
-    stretches = []
-    for skip_start, skip_stop in skipped:
-        stop = min(skip_start, position + count)
-        if position < stop:
-            stretches.append((position, stop))
-            count -= stop - position
-        if count:
-            position = max(position, skip_stop)
-    if count:
-        stretches.append((position, position + count))
-    return stretches
-
-
-def step_spans(order: StreamOrder, position: int, global_batch: int) -> Iterator[Span]:
-    """Yields the spans of epochs that hold the instances of one step, dataset by dataset.
-
-    Args:
-        order: The order of the stream.
-        position: Stream position where the step begins.
-        global_batch: Instances of the step over all ranks.
-    """
-    stretches = next_stretches(order.skipped, position, global_batch)
-    for dataset, pass_sizes in enumerate(order.pass_instances):
-        for stretch_start, stretch_stop in stretches:
-            begin = own_position(order.weights, dataset, stretch_start)
-            end = own_position(order.weights, dataset, stretch_stop)
-            while begin < end:
-                epoch, start = locate(pass_sizes, begin)
-                epoch_size = pass_sizes[epoch % len(pass_sizes)]
-                stop = min(epoch_size, start + end - begin)
-                yield Span(dataset, epoch, start, stop, epoch_size)
-                begin += stop - start
 
 
 @lru_cache(maxsize=64)
@@ -227,7 +182,7 @@ def epoch_shards(order: StreamOrder, dataset: int, epoch: int) -> tuple[Array, A
 
 
 @lru_cache(maxsize=8)
-def _count_draws(weights: tuple[int, ...]) -> tuple[int, Array]:
+def count_draws(weights: tuple[int, ...]) -> tuple[int, Array]:
     """Returns the period M of a mixture, and the running counts of draws within one period.
 
     The counts are int64 [M+1, D]: row m says how often each of the D datasets is drawn by the first

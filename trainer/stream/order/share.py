@@ -9,16 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from trainer.stream.order.order import (
-    Array,
-    Span,
-    StreamOrder,
-    epoch_shards,
-    lane_start,
-    step_spans,
-)
+from trainer.stream.order.order import Array, StreamOrder, epoch_shards, lane_start
+from trainer.stream.order.stretches import Span, step_spans
 
 MAX_DEFAULT_LANES = 256
+
+MAX_TABLE = 1 << 22
+"""The largest number of lanes' ranges that are computed at once; it bounds memory."""
 
 
 class Rows(NamedTuple):
@@ -153,6 +150,13 @@ def plan_steps(
     """
     slots = rank_slots(global_batch, rank, world_size)
     spans = _tabulate_spans([[*step_spans(order, start, global_batch)] for start in positions])
+    if spans.start.size * order.num_lanes > MAX_TABLE and len(positions) > 1:
+        half = len(positions) // 2
+        sizes = (global_batch, rank, world_size, block_size)
+        early, early_bounds = plan_steps(order, positions[:half], *sizes)
+        late, late_bounds = plan_steps(order, positions[half:], *sizes)
+        rows = Rows(*(np.concatenate(columns) for columns in zip(early, late, strict=True)))
+        return rows, np.concatenate([early_bounds, early_bounds[-1] + late_bounds[1:]])
     line = _lay_end_to_end(order, spans.epochs)
     line_ranges = _take_slots(spans, line, order.num_lanes, slots)
     shard_ranges = _cut_at_shards(line_ranges, line)
