@@ -101,7 +101,9 @@ def test_a_file_without_tags_is_read_for_its_words():
     ("text", "columns", "says"),
     [
         ("", Columns(), "f: has no sentence"),
-        ("\n# only\n\n", Columns(), "f: has no sentence"),
+        ("\n# only\n\n", Columns(), "f: has no sentence; expected a word and its tag"),
+        ("-DOCSTART- -X- O\n\n", Columns(), "f: has no sentence; expected a word and its tag"),
+        ("-DOCSTART-\n# only\n", Columns(tag=None), "f: has no sentence"),
         ("a O\nb\n", Columns(), "f:2: 1 columns in 'b', most lines have 2"),
         ("10 000 O\na O\nb O\n", Columns(), "f:1: 3 columns in '10 000 O', most lines have 2"),
         (" ".join("w" * 90), Columns(), r"f:1: 'w' in column -1"),

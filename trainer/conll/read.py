@@ -17,6 +17,7 @@ DOCUMENT_START = "-DOCSTART-"
 _BLANK = " \t"
 """The characters that separate columns. A line of these characters alone ends a sentence."""
 _BLANKS = re.compile(f"[{_BLANK}]+")
+_NO_SENTENCE = "has no sentence; expected a word and its tag in columns, one word per line"
 
 
 class Columns(NamedTuple):
@@ -40,9 +41,9 @@ class Sentence:
         words: The words.
         tags: The tag of each word; empty if tags are not read.
         scheme: The scheme of the tags in this file; None if tags are not read.
-        lines: The lines of the file after the last word of the sentence before, up to the last word
-            of this sentence, with blank lines and comments. The last sentence of a file has all
-            lines up to its end.
+        lines: The lines from the one that ended the sentence before up to the one before the line
+            that ends this sentence, with blank lines and comments. The first sentence of a file has
+            all lines from its beginning, and the last one all lines up to its end.
         rows: The index in `lines` of each word's line.
         first_line: The number of the first line in the file, from 1.
         separator: What separates the columns: a tab or a space.
@@ -95,6 +96,8 @@ def read_conll(text: str, path: str, columns: Columns) -> list[Sentence]:
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
     layout = _find_layout(lines, path, columns)
     groups = _group_lines(lines, path, columns, layout)
+    if not groups:
+        raise ValueError(f"{path}: {_NO_SENTENCE}")
     starts = list(groups)
     sentences = []
     for start, end in zip(starts, [*starts[1:], len(lines)], strict=True):
@@ -191,8 +194,7 @@ def _find_layout(lines: Sequence[str], path: str, columns: Columns) -> _Layout:
         if line.strip(_BLANK) and line[0] != "#"
     ]
     if not filled:
-        expected = "expected a word and its tag in columns, one word a line"
-        raise ValueError(f"{path}: has no sentence; {expected}")
+        raise ValueError(f"{path}: {_NO_SENTENCE}")
     separator = "\t" if any("\t" in line for _, line in filled) else None
     rows = [(number, line) for number, line in filled if DOCUMENT_START not in line] or filled
     sizes = [len(_split(line, separator)) for _, line in rows]

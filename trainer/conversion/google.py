@@ -230,9 +230,9 @@ def load_google(folder: str, name: str) -> tuple[BertConfig, dict[str, Tensor]]:
     bundle = TensorBundle(where, lambda suffix: files.read(name + suffix))
     variables = {hf_name: _google_name(hf_name) for hf_name in hf_names(config).values()}
     others = sorted(bundle.names.difference(variables.values()))
-    of_model = [name for name in others if name.startswith(("bert/", "cls/"))]
+    of_model = [other for other in others if other.startswith(("bert/", "cls/"))]
     # The states of the optimizer are called VARIABLE/adam_m, for example.
-    unknown = [name for name in of_model if name.rpartition("/")[0] not in variables.values()]
+    unknown = [other for other in of_model if other.rpartition("/")[0] not in variables.values()]
     if unknown:
         says = f"variables {', '.join(unknown[:5])} belong to no BERT of {config.num_layers} layers"
         raise ValueError(f"{where}: {says}")
