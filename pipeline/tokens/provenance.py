@@ -36,7 +36,15 @@ from pipeline.tokens.grouped_rows import read_rows
 from pipeline.tokens.held_out import most_document_tokens
 from pipeline.tokens.limits import VALIDATION_TOKENS
 from pipeline.tokens.token_index import find_prefix_rows
-from pipeline.tokens.token_parts import ID_BYTES, INDEX_DTYPE, LAYOUT, TokenizedDocument, join_id
+from pipeline.tokens.token_parts import (
+    ID_BYTES,
+    INDEX_DTYPE,
+    LAYOUT,
+    TokenizedDocument,
+    join_id,
+    unpack_documents,
+)
+from tokenizer.vocab import Vocabulary
 
 PLACES_SCHEMA = pa.schema(
     [("id", pa.binary(ID_BYTES)), ("source", pa.uint8()), ("place", pa.string())]
@@ -64,6 +72,9 @@ class FoundDocument:
         cleaned_bytes: Bytes of its cleaned text.
         sentences: Number of its sentences.
         tokens: Number of its tokens.
+        part: Name of its token part.
+        offset: Its first byte in the part's tokens.
+        size: Number of its bytes there.
     """
 
     id: bytes
@@ -72,6 +83,9 @@ class FoundDocument:
     cleaned_bytes: int
     sentences: int
     tokens: int
+    part: str
+    offset: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -285,6 +299,28 @@ def describe_documents(
     return lines
 
 
+def read_opening(
+    tokens: EncodedDocuments, document: FoundDocument, vocabulary: Vocabulary, num_tokens: int
+) -> list[str]:
+    """Returns the first tokens of a document, as the pieces of the vocabulary.
+
+    Args:
+        tokens: The encoded documents.
+        document: A document that was found among them.
+        vocabulary: The dataset's vocabulary.
+        num_tokens: The most tokens to return.
+
+    Raises:
+        ValueError: The document is damaged.
+    """
+    name = f"{document.part}.tokens"
+    stop = document.offset + document.size
+    data = tokens.folder.read_range(name, document.offset, stop)
+    where = tokens.folder.locate(name)
+    [read] = unpack_documents(data, vocabulary.dtype, where)
+    return [vocabulary.tokens[token] for token in read.tokens[:num_tokens]]
+
+
 def format_place(manifest: Manifest, document: FoundDocument) -> str:
     """Returns a document's source, language and place on one line: SOURCE (LANGUAGE), PLACE."""
     source = manifest.sources[document.source]
@@ -335,6 +371,9 @@ def _find_in_range(
                 cleaned_bytes=int(row["cleaned_bytes"]),
                 sentences=int(row["sentences"]),
                 tokens=int(row["tokens"]),
+                part=name,
+                offset=int(row["offset"]),
+                size=int(row["size"]),
             )
             documents.append((name, document))
     return documents

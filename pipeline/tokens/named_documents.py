@@ -1,0 +1,151 @@
+"""Finds the ids of documents that a person names: by digits of ids, by a place, or by a text."""
+
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow.compute as pc
+
+from pipeline.documents import Document
+from pipeline.shards.dataset import Dataset
+from pipeline.shards.manifest import DOCUMENT_IDS, document_id_bytes, named_damage, open_parquet
+from pipeline.text.cleaning import document_id
+from pipeline.tokens.document_lists import DocumentList, clean_documents, split_documents
+from pipeline.tokens.provenance import EncodedDocuments
+
+_ID_START = re.compile("[0-9a-f]{16,32}")
+_NUM_THREADS = 16
+_REMEDY = "delete the folder of tokens"
+
+
+@dataclass(frozen=True)
+class DocumentPlace:
+    """Where a document is from, as a person writes it: SOURCE:PLACE.
+
+    Attributes:
+        source: The name of the source.
+        place: The place in the input, such as FILE:LINE, as `inspect` shows it.
+    """
+
+    source: str
+    place: str
+
+
+def parse_name(name: str) -> str | DocumentPlace:
+    """Returns the beginning of an id, or the place, that a person wrote.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    if _ID_START.fullmatch(name):
+        return name
+    source, colon, place = name.partition(":")
+    if not (source and colon and place):
+        raise ValueError(
+            f"{name!r} names no document: expected the first 16 to 32 hex digits of its id in lower"
+            " case, or SOURCE:PLACE, as `python -m pipeline inspect` shows them"
+        )
+    return DocumentPlace(source, place)
+
+
+def find_ids(dataset: Dataset, id_start: str) -> list[str] | None:
+    """Returns the ids of a dataset's documents that begin with some digits, by a few small reads.
+
+    Documents that are held out for validation are found as well.
+
+    Args:
+        dataset: The dataset.
+        id_start: At most 32 hex digits.
+
+    Returns:
+        Whole ids of 32 hex digits, ascending; None if the dataset has no documents.ids.
+    """
+    if not dataset.folder.exists(DOCUMENT_IDS):
+        return None
+    row_bytes = document_id_bytes(dataset.manifest)
+    num_rows = dataset.folder.size(DOCUMENT_IDS) // row_bytes
+
+    def read(row: int) -> str:
+        start = row * row_bytes
+        return dataset.folder.read_range(DOCUMENT_IDS, start, start + row_bytes)[:16].hex()
+
+    first = 0
+    end = num_rows
+    while first < end:
+        middle = (first + end) // 2
+        if read(middle) < id_start:
+            first = middle + 1
+        else:
+            end = middle
+    ids = []
+    while first < num_rows and (document := read(first)).startswith(id_start):
+        ids.append(document)
+        first += 1
+    return ids
+
+
+def find_at_place(dataset: Dataset, tokens: EncodedDocuments, place: DocumentPlace) -> list[str]:
+    """Returns the ids of the documents that a dataset's build read at a place.
+
+    All places of the dataset are read, some seconds for ten million documents. A document that was
+    cut because of its length has several ids.
+
+    Args:
+        dataset: The dataset.
+        tokens: Its encoded documents.
+        place: The source and the place.
+
+    Raises:
+        ValueError: The dataset has no such source, or a file is missing or damaged.
+    """
+    names = [str(source["name"]) for source in dataset.manifest.sources]
+    if place.source not in names:
+        return []
+    parts: Sequence[str] = tokens.store["part_names"]
+    look = partial(_ids_in_part, tokens, names.index(place.source), place.place)
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:
+        return sorted({document for found in threads.map(look, parts) for document in found})
+
+
+def _ids_in_part(tokens: EncodedDocuments, source: int, place: str, part: str) -> list[str]:
+    """Returns the ids of a part's documents that are from a place of a source."""
+    where = tokens.folder.locate(f"{part}.places")
+    with tokens.folder.open(f"{part}.places") as file, named_damage(where, _REMEDY):
+        table = open_parquet(file).read(use_threads=False)
+    is_there = pc.and_(pc.equal(table["source"], source), pc.equal(table["place"], place))
+    return [value.hex() for value in table["id"].filter(is_there).to_pylist()]
+
+
+def ids_of_text(dataset: Dataset, text: str, where: str) -> set[str]:
+    """Returns the ids that a dataset's build gives a document of this text.
+
+    A document of more than 8 MiB is cut at sentences, so it has several ids, which depend on the
+    language of its source. Then the ids for all languages of the dataset are returned.
+
+    Args:
+        dataset: The dataset.
+        text: The whole text of the document; white space is cleaned as in a build.
+        where: Where the text is from, for messages.
+
+    Raises:
+        ValueError: The text is empty.
+    """
+    keeps_words = dataset.manifest.settings.get("words", "bert") != "bert"
+    documents = DocumentList("", 0, True, [Document(text, where)])
+    cleaned = clean_documents(documents, keeps_words=keeps_words)
+    if not cleaned.documents:
+        raise ValueError(f"{where} holds no text")
+    languages = {str(source["language"]) for source in dataset.manifest.sources} or {"en"}
+    ids = set(_ids_of_sections(cleaned, sorted(languages), keeps_words=keeps_words))
+    return ids or {document_id(cleaned.documents[0].text.encode()).hex()}
+
+
+def _ids_of_sections(
+    cleaned: DocumentList[Document], languages: Sequence[str], *, keeps_words: bool
+) -> Iterator[str]:
+    """Yields the ids of a document, or of its sections if it is cut, for each language."""
+    for language in languages:
+        split = split_documents(cleaned, [language], keeps_words=keeps_words)
+        yield from (document.id.hex() for document in split.documents)
