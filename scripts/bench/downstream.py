@@ -37,7 +37,7 @@ from scripts.bench.measured import print_result
 from scripts.checkout import make_parser
 from trainer.finetune.batches import Recipe, shuffled_order
 from trainer.finetune.prepare import Prepared, begin_model, prepare_data
-from trainer.finetune.run import measure
+from trainer.finetune.run import score_file
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.task import OwnModel
 from trainer.finetune.tokens.features import LSTM_SIZE
@@ -197,7 +197,7 @@ def run_once(
     model = begin(prepared, variant, recipe.seed)
     losses: list[float] = []
     engine = train_task(model, chosen, recipe, settings, bench.ranks, losses.append)
-    metrics = measure(engine.module, prepared.files["validation"][0], prepared, bench.ranks)
+    metrics = score_file(engine.module, prepared.files["validation"][0], prepared, bench.ranks)
     engine.destroy()
     score = metrics[prepared.task.main_metric] / (100 if task.is_percent else 1)
     facts = {

@@ -29,7 +29,7 @@ from scripts.checkout import make_parser
 from trainer.conversion.huggingface import to_hf_config, to_hf_state
 from trainer.finetune.batches import Recipe, iterate_steps, shuffled_order
 from trainer.finetune.prepare import Prepared, prepare_data, start_model
-from trainer.finetune.run import measure
+from trainer.finetune.run import score_file
 from trainer.finetune.settings import FinetuneSettings
 from trainer.finetune.task import Item, Output
 from trainer.finetune.training import train_task
@@ -77,7 +77,7 @@ class Bench:
         seconds = cpu_seconds(train)
         prepared = self.prepared
         file = prepared.files["validation"][0]
-        metrics = measure(engines[0].module, file, prepared, self.ranks)
+        metrics = score_file(engines[0].module, file, prepared, self.ranks)
         engines[0].destroy()
         return Trained(metrics[self.prepared.task.main_metric], losses, seconds)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pipeline.documents.text_files import read_text
 from trainer.conll.read import Columns, add_column, read_conll
 from trainer.conll.tags import Entity, find_entities, find_scheme, label_names, write_tags
-from trainer.finetune.tokens.task import score_entities, tag_accuracy
+from trainer.finetune.tokens.task import compare_entities, tag_accuracy
 
 CONLL_2003 = """\
 -DOCSTART- -X- -X- O
@@ -197,7 +197,7 @@ def test_labels_are_all_tags_of_the_types():
 
 
 def test_without_any_entity_everything_is_zero():
-    assert score_entities([["O"]], [["O"]]) == ((0.0, 0.0, 0.0, 0), {})
+    assert compare_entities([["O"]], [["O"]]) == ((0.0, 0.0, 0.0, 0), {})
 
 
 def _sentences(tags):
@@ -213,7 +213,7 @@ def test_scores_are_those_of_seqeval(tags, data):
     labels, predictions = (list(each) for each in zip(*data.draw(_sentences(tags)), strict=True))
     labels[0] = [*labels[0], "S-PER" if tags is BIOES else "B-PER"]
     predictions[0] = [*predictions[0], "O"]
-    every, by_type = score_entities(labels, predictions)
+    every, by_type = compare_entities(labels, predictions)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         scores = seqeval.precision_recall_fscore_support

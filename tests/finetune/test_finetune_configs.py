@@ -8,8 +8,10 @@ import pytest
 
 from pipeline.command_line.program import parse_settings
 from trainer.cli import COMMANDS
+from trainer.finetune.glue import LAYOUTS
 from trainer.finetune.results import list_recipes
 from trainer.finetune.settings import FinetuneSettings, SquadSettings, TokenSettings, check_settings
+from trainer.finetune.table import KINDS
 from trainer.finetune.task import TASKS, open_task
 
 ROOT = Path(__file__).parents[2]
@@ -45,6 +47,16 @@ def test_settings_are_the_papers():
 def test_every_task_is_on_the_page_and_in_the_help(task):
     assert f"`{task}`" in (DOCS / "finetuning.md").read_text()
     assert re.search(rf"\b{task}\b", FinetuneSettings.__doc__)
+
+
+@pytest.mark.parametrize("task", [*LAYOUTS, *KINDS])
+def test_the_page_has_the_metrics_of_a_task_in_order(task):
+    page = (DOCS / "finetuning.md").read_text()
+    row = rf"^\| [^|]*`{task}`[^|]* \|[^|]*\| \*\*(\w+)\*\*(.*) \|$"
+    [(main, others)] = re.findall(row, page, re.MULTILINE)
+    metrics = (main, *re.findall(r", (\w+)", others))
+    needed = {"model": "m", "train": ["t"], "validation": ["v"], "output": "o"}
+    assert open_task(FinetuneSettings(task=task, **needed)).metrics == metrics
 
 
 @pytest.mark.parametrize(

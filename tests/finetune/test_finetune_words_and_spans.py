@@ -10,7 +10,7 @@ from tests.trainer.tiny_run import launch
 from tokenizer.word_rule import UNCASED
 from trainer.conll.read import Columns, read_conll
 from trainer.conversion.export import export_hf
-from trainer.finetune.tokens.task import score_entities
+from trainer.finetune.tokens.task import compare_entities
 from trainer.model.bert import build_model
 from trainer.model.config import BertConfig
 
@@ -83,7 +83,7 @@ def test_entities_are_learned_and_written_as_columns(folder, results):
     originals = read_conll(train.read_text(), "train", Columns())
     split = np.split(np.array(tags), np.cumsum([len(each.words) for each in originals])[:-1])
     found = [each.tolist() for each in split]
-    scores, _ = score_entities([each.tags for each in originals], found)
+    scores, _ = compare_entities([each.tags for each in originals], found)
     assert scores.f1 == pytest.approx(metrics["f1"])
 
 

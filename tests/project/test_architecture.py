@@ -103,3 +103,18 @@ def test_a_task(copy, tmp_path):
     run(copy, f"-m trainer finetune {files} {flags}")
     best = json.loads((tmp_path / "paws/results.json").read_text())["best"]
     assert {"accuracy", "f1"} <= best["metrics"]["paws"].keys()
+
+
+@pytest.mark.processes
+def test_a_metric(copy):
+    task = (
+        "from trainer.finetune.pairs import PairExample\n"
+        "from trainer.finetune.settings import FinetuneSettings\n"
+        "from trainer.finetune.task import open_task\n"
+        "task = open_task(FinetuneSettings(task='classification', model='', train=[],\n"
+        "    validation=[], output=''))\n"
+        "examples = [PairExample('', str(n), '', (None,), label) for n, label in enumerate('xxxy')]\n"
+        "print(task.score(examples, ['x', 'x', 'y', 'y'])['balanced_accuracy'])\n"
+    )
+    (copy / "score.py").write_text(task)
+    assert float(run(copy, "score.py")) == pytest.approx((2 / 3 + 1) / 2)

@@ -69,8 +69,8 @@ class Sentence:
         return tuple(write_tags(find_entities(self.tags), len(self.tags), scheme))
 
 
-class _Layout(NamedTuple):
-    """How the lines of a file are divided.
+class _RowFormat(NamedTuple):
+    """How the lines of a file are divided into columns.
 
     Attributes:
         separator: The separator of columns; None means any number of spaces and tabs.
@@ -94,8 +94,8 @@ def read_conll(text: str, path: str, columns: Columns) -> list[Sentence]:
             are of no scheme. The message names file and line.
     """
     lines = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
-    layout = _find_layout(lines, path, columns)
-    groups = _group_lines(lines, path, columns, layout)
+    row_format = _find_row_format(lines, path, columns)
+    groups = _group_lines(lines, path, columns, row_format)
     if not groups:
         raise ValueError(f"{path}: {_NO_SENTENCE}")
     starts = list(groups)
@@ -111,7 +111,7 @@ def read_conll(text: str, path: str, columns: Columns) -> list[Sentence]:
                 lines=tuple(lines[start:end]),
                 rows=tuple(row - start for row in groups[start]),
                 first_line=start + 1,
-                separator=layout.separator or " ",
+                separator=row_format.separator or " ",
             )
         )
     if columns.tag is None:
@@ -121,7 +121,7 @@ def read_conll(text: str, path: str, columns: Columns) -> list[Sentence]:
 
 
 def _group_lines(
-    lines: Sequence[str], path: str, columns: Columns, layout: _Layout
+    lines: Sequence[str], path: str, columns: Columns, row_format: _RowFormat
 ) -> dict[int, dict[int, tuple[str, str]]]:
     """Reads the lines with words, and groups them by sentence.
 
@@ -136,12 +136,12 @@ def _group_lines(
     start = 0
     groups: dict[int, dict[int, tuple[str, str]]] = {start: {}}
     for index, line in enumerate(lines):
-        cells = _split(line, layout.separator)
-        if _is_comment(line, cells, layout, columns.tag):
+        cells = _split(line, row_format.separator)
+        if _is_comment(line, cells, row_format, columns.tag):
             continue
         if cells and cells[columns.token % len(cells)] != DOCUMENT_START:
             place = f"{path}:{index + 1}"
-            groups[start][index] = _read_row(place, line, cells, layout.num_columns, columns)
+            groups[start][index] = _read_row(place, line, cells, row_format.num_columns, columns)
         elif groups[start]:
             start = index
             groups[start] = {}
@@ -182,8 +182,8 @@ def _split(line: str, separator: str | None) -> list[str]:
     return line.split(separator) if separator else _BLANKS.split(stripped)
 
 
-def _find_layout(lines: Sequence[str], path: str, columns: Columns) -> _Layout:
-    """Finds out how the lines of a file are divided.
+def _find_row_format(lines: Sequence[str], path: str, columns: Columns) -> _RowFormat:
+    """Finds out how the lines of a file are divided into columns.
 
     Raises:
         ValueError: The file has no sentence, or lacks a column that is to be read.
@@ -208,23 +208,23 @@ def _find_layout(lines: Sequence[str], path: str, columns: Columns) -> _Layout:
     if tag is not None and (tag - token) % count == 0:
         same = f"so token_column {token} and tag_column {tag} are the same"
         raise ValueError(f"{place}, {same}; expected a word and its tag")
-    return _Layout(separator, count)
+    return _RowFormat(separator, count)
 
 
-def _is_comment(line: str, cells: Sequence[str], layout: _Layout, tag: int | None) -> bool:
+def _is_comment(line: str, cells: Sequence[str], row_format: _RowFormat, tag: int | None) -> bool:
     """Returns whether a line is a comment: it begins with "#" and is not a row of the columns.
 
     Args:
         line: The line.
         cells: Its cells.
-        layout: The layout of the file.
+        row_format: How the lines of the file are divided.
         tag: The column of the tags; None if tags are not read.
     """
     if not line.startswith("#"):
         return False
-    if layout.separator == "\t":
+    if row_format.separator == "\t":
         return "\t" not in line
-    return len(cells) != layout.num_columns or (tag is not None and not is_tag(cells[tag]))
+    return len(cells) != row_format.num_columns or (tag is not None and not is_tag(cells[tag]))
 
 
 def _read_row(

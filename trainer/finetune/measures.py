@@ -80,4 +80,8 @@ METRICS: Mapping[str, Callable[[Any, Any], float]] = {
     "spearman": spearman,
     "mean_squared_error": mean_squared_error,
 }
-"""The metrics by name, as functions of predictions and labels. "f1" is for the class 1 of GLUE."""
+"""The metrics of `PairTask`: by name, a function of the predictions and the labels of a file.
+
+"f1" is that of the class "1", as in GLUE. Which metrics a task has is said in
+`trainer.finetune.table.KINDS` and in `trainer.finetune.glue.LAYOUTS`.
+"""

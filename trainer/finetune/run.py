@@ -152,7 +152,7 @@ def train_run(
 
     validation_files = prepared.files["validation"]
     metrics = {
-        file.name: measure(engine.module, file, prepared, ranks) for file in validation_files
+        file.name: score_file(engine.module, file, prepared, ranks) for file in validation_files
     }
     file_name = validation_files[0].name
     metric = prepared.task.main_metric
@@ -168,7 +168,7 @@ def train_run(
     }
 
 
-def measure(
+def score_file(
     model: BertForTask, file: DataFile, prepared: Prepared, ranks: Ranks
 ) -> dict[str, float]:
     """Returns the metrics, by name, of a model's predictions for a labelled file."""

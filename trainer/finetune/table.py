@@ -28,7 +28,7 @@ KINDS = {
     "multiple-choice": ("choice", ("accuracy",)),
     "swag": ("choice", ("accuracy",)),
 }
-"""The kind of head and the metrics of each task."""
+"""The kind of head and the metrics of each task. The first metric chooses the best run."""
 
 # In SWAG's files (rowanz/swagaf) sent1 is the first sentence and sent2 the beginning of the second,
 # which four columns continue. The first column has no name.

@@ -26,7 +26,7 @@ Output = NDArray[np.float32]
 
 Their shape depends on the kind of head: [labels] for classification, [1] for regression, [choices]
 for a multiple choice, [tokens, labels] for tags of tokens, and [tokens, 2] for spans, whose columns
-are scores of the first and of the last token.
+are logits of the first and of the last token of the span.
 """
 
 Outputs = Sequence[Output]

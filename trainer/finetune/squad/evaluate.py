@@ -34,7 +34,8 @@ class Judged(NamedTuple):
 
     Attributes:
         marks: Exact match and F1 of the answer, for the case that it is given.
-        null_score: How much the score of giving no answer exceeds the score of this answer.
+        null_score: How much the sum of the logits of [CLS], which stands for giving no answer,
+            exceeds the sum of the logits of this answer's first and last piece.
         has_answer: Whether the question has a right answer.
         has_text: Whether the predicted answer is not empty.
     """
@@ -96,14 +97,14 @@ def find_threshold(judged: Sequence[Judged]) -> float:
     """
     ranked = sorted(judged, key=lambda answer: answer.null_score)
     # The sum of F1 if the answers up to here are given and those after it are not.
-    score = float(sum(not answer.has_answer for answer in judged))
-    best = score
+    sum_f1 = float(sum(not answer.has_answer for answer in judged))
+    best = sum_f1
     threshold = math.nextafter(ranked[0].null_score, -math.inf)
     for answer, following in zip(ranked, [*ranked[1:], None], strict=True):
-        score += answer.marks.f1 if answer.has_answer else -float(answer.has_text)
+        sum_f1 += answer.marks.f1 if answer.has_answer else -float(answer.has_text)
         is_last_of_equals = following is None or following.null_score != answer.null_score
-        if is_last_of_equals and score > best:
-            best = score
+        if is_last_of_equals and sum_f1 > best:
+            best = sum_f1
             next_score = following.null_score if following else answer.null_score + 2.0
             threshold = (answer.null_score + next_score) / 2
     return threshold

@@ -32,7 +32,8 @@ class Prediction(NamedTuple):
     Attributes:
         id: The question's id.
         text: The answer; empty if no answer is possible.
-        null_score: How much the score of giving no answer exceeds the score of this answer.
+        null_score: How much the sum of the logits of [CLS], which stands for giving no answer,
+            exceeds the sum of the logits of this answer's first and last piece.
     """
 
     id: str
@@ -202,45 +203,45 @@ def open_squad(settings: FinetuneSettings) -> SquadTask:
 def find_best_span(
     starts_N: Output, ends_N: Output, may_start_N: NDArray[np.bool_], max_pieces: int
 ) -> tuple[float, int, int]:
-    """Finds the span of pieces with the highest sum of start and end score.
+    """Finds the span of pieces with the highest sum of the logits of its first and last piece.
 
     Args:
-        starts_N: float32 [N], the score of each piece as the first one of the answer.
-        ends_N: float32 [N], the score of each piece as the last one.
+        starts_N: float32 [N], the logit of each piece as the first one of the answer.
+        ends_N: float32 [N], the logit of each piece as the last one.
         may_start_N: Whether a span may start at each piece.
         max_pieces: The most pieces of a span.
 
     Returns:
-        The score of the best span, its first and its last piece. The first span wins a tie. The
-        score is -inf if no span is possible.
+        The sum of logits of the best span, and its first and its last piece. The first span wins a
+        tie. The sum is -inf if no span is possible.
     """
     num_pieces = len(starts_N)
     lengths_L = np.arange(min(max_pieces, num_pieces))  # of pieces after the first one
     ends_NL = np.arange(num_pieces)[:, None] + lengths_L
-    end_scores_NL = np.append(ends_N, 0.0)[np.minimum(ends_NL, num_pieces)]
-    scores_NL = starts_N[:, None].astype(np.float64) + end_scores_NL
-    scores_NL[(ends_NL >= num_pieces) | ~may_start_N[:, None]] = -np.inf
-    first, num_more = divmod(int(scores_NL.argmax()), len(lengths_L))
-    return float(scores_NL[first, num_more]), first, first + num_more
+    end_logits_NL = np.append(ends_N, 0.0)[np.minimum(ends_NL, num_pieces)]
+    sums_NL = starts_N[:, None].astype(np.float64) + end_logits_NL
+    sums_NL[(ends_NL >= num_pieces) | ~may_start_N[:, None]] = -np.inf
+    first, num_more = divmod(int(sums_NL.argmax()), len(lengths_L))
+    return float(sums_NL[first, num_more]), first, first + num_more
 
 
 def _predict(question: Question, windows: Sequence[tuple[WindowItem, Output]]) -> Prediction:
     """Returns the best answer to a question in all of its windows, and its null score.
 
-    The score of giving no answer is the sum of the scores of [CLS], in the window where that sum is
-    lowest.
+    The null score is how much the sum of the logits of [CLS], in the window where that sum is
+    lowest, exceeds that of the best answer.
     """
-    best_score = -np.inf
+    best_sum = -np.inf
     text = ""
     for item, output in windows:
         offset = item.sequences[0].segment_a_length
         starts_N, ends_N = output[offset : offset + item.window.length].T
-        score, first, last = find_best_span(starts_N, ends_N, item.may_start, MAX_ANSWER_PIECES)
-        if score > best_score:
-            best_score = score
+        logit_sum, first, last = find_best_span(starts_N, ends_N, item.may_start, MAX_ANSWER_PIECES)
+        if logit_sum > best_sum:
+            best_sum = logit_sum
             start = item.pieces.starts[item.window.start + first]
             end = item.pieces.ends[item.window.start + last]
             text = question.context[start:end]
-    null_scores = (float(output[0, 0]) + float(output[0, 1]) for _, output in windows)
-    null = min(null_scores, default=0.0)
-    return Prediction(question.id, text, null - best_score if windows else 0.0)
+    cls_sums = (float(output[0, 0]) + float(output[0, 1]) for _, output in windows)
+    lowest_cls_sum = min(cls_sums, default=0.0)
+    return Prediction(question.id, text, lowest_cls_sum - best_sum if windows else 0.0)

@@ -32,7 +32,7 @@ There are fewer at the ends of the sentence, and a quarter of the window if that
 """
 
 
-class Score(NamedTuple):
+class EntityMetrics(NamedTuple):
     """Precision, recall and F1 over entities.
 
     An entity is right if its type and its first and last word are right.
@@ -159,7 +159,7 @@ class TokenTask:
         Types that no sentence is labelled with are left out.
         """
         true_tags = [sentence.tags_in(_model_scheme(sentence)) for sentence in examples]
-        total, by_type = score_entities(true_tags, predictions)
+        total, by_type = compare_entities(true_tags, predictions)
         metrics = {
             "f1": total.f1,
             "precision": total.precision,
@@ -217,17 +217,17 @@ def _sentence_windows(
     return items
 
 
-def score_entities(
+def compare_entities(
     labels: Sequence[Tags], predictions: Sequence[Tags]
-) -> tuple[Score, dict[str, Score]]:
-    """Scores predicted entities.
+) -> tuple[EntityMetrics, dict[str, EntityMetrics]]:
+    """Compares the entities that predicted tags and right tags describe.
 
     Args:
         labels: The right tags of each sentence.
         predictions: The predicted tags of each sentence.
 
     Returns:
-        The score of all entities, and the score of each type by name.
+        The metrics over all entities, and the metrics of each type of entity by its name.
     """
     num_true = Counter[str]()
     num_predicted = Counter[str]()
@@ -238,9 +238,9 @@ def score_entities(
         num_true.update(entity.type for entity in true)
         num_predicted.update(entity.type for entity in predicted)
         num_right.update(entity.type for entity in true & predicted)
-    total = _score_counts(num_right.total(), num_predicted.total(), num_true.total())
+    total = _metrics_of_counts(num_right.total(), num_predicted.total(), num_true.total())
     by_type = {
-        name: _score_counts(num_right[name], num_predicted[name], num_true[name])
+        name: _metrics_of_counts(num_right[name], num_predicted[name], num_true[name])
         for name in sorted(num_true | num_predicted)
     }
     return total, by_type
@@ -256,9 +256,9 @@ def tag_accuracy(labels: Sequence[Tags], predictions: Sequence[Tags]) -> float:
     return _divide(num_right, num_words)
 
 
-def _score_counts(num_right: int, num_predicted: int, num_true: int) -> Score:
-    """Returns the score for so many right, predicted and true entities."""
-    return Score(
+def _metrics_of_counts(num_right: int, num_predicted: int, num_true: int) -> EntityMetrics:
+    """Returns the metrics for so many right, predicted and true entities."""
+    return EntityMetrics(
         precision=_divide(num_right, num_predicted),
         recall=_divide(num_right, num_true),
         f1=_divide(2 * num_right, num_predicted + num_true),
@@ -272,10 +272,17 @@ def _divide(numerator: float, denominator: float) -> float:
 
 
 def number_tags(sentence: Sentence, labels: Labels) -> list[int]:
-    """Returns the class of each word.
+    """Returns the number of each word's tag in the model's labels, as the model is trained on it.
+
+    Tags of an IOB1 file are written in IOB2 first, because models have no labels of IOB1.
+
+    Args:
+        sentence: A sentence with tags.
+        labels: The model's labels, such as ("O", "B-PER", "I-PER"). Number 1 stands for "B-PER".
 
     Raises:
-        ValueError: A tag is not one of the labels, or the sentence has another scheme than they.
+        ValueError: A tag is not one of the labels, or the sentence's tags are in BIOES and the
+            labels are not, or the other way round. The message names file and line.
     """
     number = {label: index for index, label in enumerate(labels)}
     scheme = _model_scheme(sentence)
