@@ -37,7 +37,7 @@ _READ_AT_ONCE = 8
 
 
 @dataclass(frozen=True)
-class Format:
+class ExportFormat:
     """A format of exported files.
 
     Attributes:
@@ -50,13 +50,15 @@ class Format:
     usage: str
 
 
-FORMATS = {
-    "tfrecord": Format(
+EXPORT_FORMATS = {
+    "tfrecord": ExportFormat(
         write_records,
         "run_pretraining.py --input_file='{url}/*.tfrecord' --max_seq_length={seq_len}"
         " --max_predictions_per_seq={max_predictions}",
     ),
-    "parquet": Format(write_rows, "datasets.load_dataset('parquet', data_files='{url}/*.parquet')"),
+    "parquet": ExportFormat(
+        write_rows, "datasets.load_dataset('parquet', data_files='{url}/*.parquet')"
+    ),
 }
 
 
@@ -69,7 +71,7 @@ def plan_export(
 
     Args:
         dataset: The dataset.
-        format_name: A key of FORMATS.
+        format_name: A key of EXPORT_FORMATS.
         split: "train" or "validation".
         seq_len: The sequence length of the instances; None if the dataset has only one.
 
@@ -139,7 +141,7 @@ def write_export(dataset: Dataset, plan: Mapping[str, Any], output: Folder) -> N
 
 def describe_export(plan: Mapping[str, Any], url: str) -> str:
     """Returns a line that says what was written to a folder, and one that says how to read it."""
-    usage = FORMATS[plan["format"]].usage.format(url=url, **plan)
+    usage = EXPORT_FORMATS[plan["format"]].usage.format(url=url, **plan)
     return f"{url}: {len(plan['files'])} files, {plan['instances']:,} instances\n{usage}"
 
 
@@ -235,7 +237,7 @@ def _write_file(
     """
     with tempfile.NamedTemporaryFile(prefix="beambert-export-") as file:
         try:
-            FORMATS[plan["format"]].write_file(file, blocks, plan)
+            EXPORT_FORMATS[plan["format"]].write_file(file, blocks, plan)
             file.flush()
         except OSError as error:
             if error.errno != errno.ENOSPC:

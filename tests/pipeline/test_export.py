@@ -16,10 +16,10 @@ import zstandard
 from pipeline.export.parquet import METADATA
 from pipeline.export.tfrecord import encode_examples
 from pipeline.export.write_export import (
+    EXPORT_FORMATS,
     FINISHED,
-    FORMATS,
     STARTED,
-    Format,
+    ExportFormat,
     plan_export,
     write_export,
 )
@@ -362,12 +362,12 @@ def failing(error):
     def write_file(file, blocks, plan):
         raise error
 
-    return Format(write_file, "")
+    return ExportFormat(write_file, "")
 
 
 @pytest.mark.processes
 def test_ctrl_c_says_that_the_same_command_continues(data, tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(FORMATS, "tfrecord", failing(KeyboardInterrupt()))
+    monkeypatch.setitem(EXPORT_FORMATS, "tfrecord", failing(KeyboardInterrupt()))
     assert run("export", data, "--format", "tfrecord", "--output", tmp_path / "out") == 130
     said = "interrupted; what is finished is kept, the same command continues"
     assert said in capsys.readouterr().err
@@ -375,7 +375,7 @@ def test_ctrl_c_says_that_the_same_command_continues(data, tmp_path, capsys, mon
 
 
 def test_a_full_disk_is_named(data, tmp_path, monkeypatch):
-    monkeypatch.setitem(FORMATS, "tfrecord", failing(OSError(errno.ENOSPC, "No space left")))
+    monkeypatch.setitem(EXPORT_FORMATS, "tfrecord", failing(OSError(errno.ENOSPC, "No space left")))
     said = r"no room for train-00000-of-00004.tfrecord; let TMPDIR name a folder with more room"
     with pytest.raises(StorageError, match=said):
         export(data, tmp_path)
