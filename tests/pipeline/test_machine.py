@@ -42,7 +42,7 @@ def cores(monkeypatch):
             100,
             8,
             2 * GB,
-            "3 instead of 24, as 2.1 GB of memory are free, and each may take 0.6 GB",
+            "2 instead of 24, as 2.1 GB of memory are free, and each may take 0.7 GB",
         ),
         (8, 0, 8, LARGE, "1 instead of 8, as there are 0 task(s)"),
         (16, 16, 4, LARGE, ""),
