@@ -280,7 +280,9 @@ class StoredDocuments:
     part_names: tuple[str, ...]
     bucket: Bucket
 
-    advice = "they and their index are of different runs, or damaged: delete that folder, run again"
+    advice = (
+        "they and their index are of different builds, or damaged: delete that folder, run again"
+    )
 
     @property
     def origin(self) -> str:
@@ -362,12 +364,15 @@ def find_documents(
 def cut_for_tasks(
     name: str, tokens: TokenParts, buckets: Broadcast
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yields the chunks of a token part, as `cut_part` does, for each bucket that has tasks.
+    """Cuts a token part into chunks, one for each bucket of which shards are still to be built.
 
     Args:
-        name: Name of the part.
+        name: The name of the part.
         tokens: How to read the part.
-        buckets: Holds the `BucketTasks` of all buckets.
+        buckets: Holds the `BucketTasks` of these buckets.
+
+    Yields:
+        (bucket's name, chunk). A bucket of which the part has no documents is left out.
     """
     return cut_part(name, tokens, [tasks.bucket for tasks in buckets.get()])
 

@@ -218,8 +218,8 @@ def run_graph(
     """
     if outputs.num_found:
         say(
-            f"{outputs.num_found} of {outputs.total} {outputs.noun} are there from an earlier run;"
-            " continuing",
+            f"{outputs.num_found} of {outputs.total} {outputs.noun} are there from an earlier"
+            " launch; continuing",
             is_aside=True,
         )
     is_local = _runner_name(options) in _OWN_RUNNERS
@@ -311,7 +311,9 @@ class Progress:
         self._state = state
         self._num = outputs.num_found
         self._still = ""  # what is shown while nothing is finished for minutes
-        self._moved = self._said = time.perf_counter()  # of the last output, and the last line
+        started = time.perf_counter()
+        self._moved = started  # when the last output was finished
+        self._said = started  # when the last line was printed
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:

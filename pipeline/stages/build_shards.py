@@ -263,7 +263,7 @@ def _refuse_other_index(inputs: ShardInputs, documents_hash: str, num_tokens: in
         raise ValueError(
             f"{inputs.settings.tokens_folder}: the index of its parts tells of documents of hash"
             f" {documents_hash} with {num_tokens:,} tokens, tokens.json of"
-            f" {totals.documents_hash} with {totals.tokens:,}: they are of different runs, or"
+            f" {totals.documents_hash} with {totals.tokens:,}: they are of different builds, or"
             " damaged; delete that folder and run again"
         )
 

@@ -139,7 +139,7 @@ def test_one_line_is_said_and_the_next_run_goes_on(corpus, expected, tmp_path):
             finished, total = re.search(r"interrupted; (\d+) of (\d+) ", complained).groups()
             assert 1 <= int(finished) < int(total)
             kept = f"{finished} of {total} {noun} are kept, the same command continues"
-            found = f"{finished} of {total} {noun} are there from an earlier run; continuing"
+            found = f"{finished} of {total} {noun} are there from an earlier launch; continuing"
         assert complained.splitlines()[-1] == f"interrupted; {kept}"
         for word in ("Traceback", "Error", "killed"):
             assert word not in said + complained
