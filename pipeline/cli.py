@@ -200,9 +200,10 @@ def _run_stage(settings: "BuildSettings", beam_arguments: Sequence[str], *, name
         getattr(build, f"run_{name}")(settings, beam_arguments, *corpus)
 
 
-build, vocab, tokens, shards = (
-    partial(_run_stage, name=name) for name in ("build", "vocab", "tokens", "shards")
-)
+build = partial(_run_stage, name="build")
+vocab = partial(_run_stage, name="vocab")
+tokens = partial(_run_stage, name="tokens")
+shards = partial(_run_stage, name="shards")
 
 
 @contextlib.contextmanager

@@ -84,8 +84,8 @@ class Dialect(NamedTuple):
 def _double_quote(found: re.Match[str]) -> str:
     r"""Rewrites one backslash and its next character as RFC 4180 writes them.
 
-    The pair \" becomes "", and \\ becomes \. A backslash before another character escapes nothing
-    and stays, as in C:\new.
+    The pair \" becomes "", and \\ becomes \. A backslash before a line end is dropped. Before any
+    other character it escapes nothing and stays, as in C:\new.
     """
     character = found[1]
     if character == '"':

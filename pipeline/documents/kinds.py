@@ -202,7 +202,8 @@ def refuse_markup(url: str, text: bytes) -> None:
         text: The first bytes of the file as UTF-8, without blanks before them.
 
     Raises:
-        ValueError: The file begins as XML does, with two tags, or with an element of HTML.
+        ValueError: The file begins as XML does, with two tags, with a tag that has attributes, or
+            with an element of HTML.
     """
     suffix = plain_suffix(url)
     is_xml = bool(_XML.match(text)) or (

@@ -73,12 +73,15 @@ class Seen(NamedTuple):
 
 
 def look_at_lines(text: str, *, is_whole: bool) -> Seen:
-    """Counts the lines of the beginning of a text, and the shares that look like sentences.
+    """Measures whether a text seems to have one sentence per line.
+
+    All lines of the beginning are counted. Some 100 of them, spread evenly, are searched for the
+    ends of sentences.
 
     Args:
         text: The beginning of the text.
-        is_whole: Whether this is all of the text. If not, its last line may be cut off in the
-            middle, and does not count.
+        is_whole: Whether this is the whole text. If it is not, its last line is left out, which may
+            be cut off in the middle.
     """
     stripped = [line.strip() for line in text.split("\n")][: None if is_whole else -1]
     blocks = sum(has_text for has_text, _ in groupby(stripped, bool))

@@ -1,6 +1,9 @@
-"""Submits a job to a runner, and follows it there: its page, its state, its end and its errors.
+"""Submits a job to a runner, waits for its end, and asks the runner for its state meanwhile.
 
-A job that runs in processes of this machine has no page and no state.
+A runner such as Dataflow goes on with a job even if the launcher, which submitted it, is killed. So
+the id of the job is kept in a file beside the job's output. A later launcher asks the runner about
+that id, and refuses to start a second job that would write the same files. A job in worker
+processes of this machine has no id: it ends with its launcher.
 """
 
 import contextlib

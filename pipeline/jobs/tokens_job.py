@@ -189,7 +189,12 @@ class EncodeDocuments(
     """
 
     def __init__(self, rule: TokensRule) -> None:
-        """Takes how documents become token parts; `reading` and `rejected` are not used."""
+        """Keeps the rule.
+
+        Args:
+            rule: Decides how documents become token parts. Its `reading` and `rejected` are for
+                the steps before and after this transform, and are ignored here.
+        """
         super().__init__()
         self._rule = rule
 

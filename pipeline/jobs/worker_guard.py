@@ -1,13 +1,17 @@
-"""Ends local worker processes together with their launcher, which Beam itself does not do.
+"""Makes sure that local worker processes end when their launcher ends, which Beam does not.
 
-The launcher holds a lock on a file. Importing a module with a Beam job starts a thread in each
-worker process, which waits for that lock. When the launcher is gone, even by kill -9, the kernel
-releases the lock and the worker ends. If a worker ends too early, the launcher releases the lock,
-is interrupted, and raises ChildProcessError. The launcher alone handles signals from a terminal.
+The launcher is the process that the user started. It locks a file for as long as its job runs. In
+every worker a thread waits for the lock on the same file (`watch_in_workers`). If the launcher
+dies, even by kill -9, the kernel releases the lock: the thread gets it, and ends its worker.
 
-An interruption proceeds in this order. The lock is released. Workers are killed until Beam has
-unwound, and after that until no thread is left that starts or awaits a worker. Only then does the
-launcher go on, so nothing is written any more when it says what is kept.
+The launcher ends the job in two cases: if it is told to end itself (Ctrl-C, SIGTERM), and if a
+worker ends too early, for which Beam would wait forever. In both cases
+
+1. it releases the lock, so that the workers end;
+2. it kills workers that are still there or are started late, until Beam has no thread left that
+   starts or awaits one;
+3. only then it raises KeyboardInterrupt or ChildProcessError. From here on nothing writes to the
+   output, so that a message about what is kept stays true.
 """
 
 import contextlib

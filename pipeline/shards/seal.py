@@ -53,5 +53,10 @@ def seal_documents(ids: Sequence[bytes], num_tokens: int) -> Seal:
 
 
 def add_seals(seals: Iterable[Seal]) -> Seal:
-    """Returns the seal of several sets together. No two of them may have a document in common."""
+    """Returns the seal of the union of several sets of documents.
+
+    Args:
+        seals: The seal of each set. A document must not be in two of the sets, as its id would
+            cancel out.
+    """
     return sum(seals, NOTHING)

@@ -131,7 +131,9 @@ def read_frames(blocks: Iterable[bytes], url: str) -> Iterator[tuple[bytes, int]
     """
     codec, make_decoder = _CODECS[compression_suffix(url)]
     decoder: Any = None
-    num_stored = num_bytes = begin = 0
+    num_stored = 0
+    num_bytes = 0
+    begin = 0
 
     for piece in slices(blocks):
         num_stored += len(piece)

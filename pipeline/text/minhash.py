@@ -200,7 +200,8 @@ def _find_words(data: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], npt
     """
     is_space = data == _WORD_SPACE
     cuts = np.zeros(len(data) + 1, bool)  # whether a word begins or ends before each byte
-    cuts[0] = cuts[-1] = True
+    cuts[0] = True
+    cuts[-1] = True
     cuts[:-1] |= is_space
     cuts[1:] |= is_space
     ideographs = np.flatnonzero((data >= _FIRST_IDEOGRAPH_BYTE) & (data <= _LAST_IDEOGRAPH_BYTE))
