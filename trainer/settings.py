@@ -157,9 +157,9 @@ class SafetySettings:
             row, the run goes back to the checkpoint before them and leaves out their instances.
         weights_interval: Steps between two comparisons of all ranks' weights, which find flipped
             bits; 1 finds most, at some 4 % of a small model's step; 0 never compares.
-        watchdog_minutes: The longest time a step, a validation or a wait for a checkpoint may take.
-            A first step may take three times as long. If it takes longer, the job ends and leaves
-            the stacks of all ranks; 0 waits for ever.
+        watchdog_minutes: The longest time a step, a validation or a wait for a checkpoint may take;
+            a first step may take three times as long. After that time the job ends and leaves the
+            stacks of all ranks. 0 waits for ever.
     """
 
     spike_factor: float = 10.0

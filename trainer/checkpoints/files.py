@@ -104,8 +104,8 @@ def read_state(path: Path) -> dict[str, Any]:
     verify_file(path, STATE)
     file = path / STATE
     state = parse_object(file.read_bytes(), str(file), _remedy(path))
-    if (found := state.get("format")) != FORMAT:
-        raise ValueError(f"{file}: format is {found}, this version reads {FORMAT}")
+    if state.get("format") != FORMAT:
+        raise ValueError(f"{file}: format is {state.get('format')}, this version reads {FORMAT}")
     return state
 
 
@@ -127,7 +127,9 @@ def read_marker(path: Path, where: str | None = None) -> dict[str, dict[str, Any
     place = f"{where or path}/{COMMITTED}"
     try:
         files = json.loads((path / COMMITTED).read_bytes())["files"].items()
-        described = {name: {key: each[key] for key in ("bytes", "sha256")} for name, each in files}
+        described = {
+            name: {key: facts[key] for key in ("bytes", "sha256")} for name, facts in files
+        }
     except FileNotFoundError as error:
         raise ValueError(f"{place} is missing; {_remedy(where or path)}") from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -149,15 +151,17 @@ def verify_file(path: Path, name: str, where: str | None = None) -> None:
     Raises:
         ValueError: The file or COMMITTED is damaged or missing.
     """
-    files, place = read_marker(path, where), where or str(path)
+    files = read_marker(path, where)
+    place = where or str(path)
     if name not in files:
         raise ValueError(f"{place}/{COMMITTED} does not describe {name}; {_remedy(place)}")
     try:
-        found = describe_file(path / name)
+        actual = describe_file(path / name)
     except FileNotFoundError as error:
         raise ValueError(f"{place}/{name} is missing; {_remedy(place)}") from error
-    for key, value in found.items():
-        if value != (expected := files[name][key]):
+    for key, value in actual.items():
+        expected = files[name][key]
+        if value != expected:
             differ = f"{key} is {value}, {COMMITTED} says {expected}"
             raise ValueError(f"{place}/{name}: {differ}; {_remedy(place)}")
 

@@ -59,13 +59,17 @@ def load_checkpoint(
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Returns the weights in model.safetensors by name, after a check of its size and hash.
+    """Returns the weights with which the model computed, by the names of the parameters.
+
+    They are in the file model.safetensors. Its size and its hash are first compared with those in
+    COMMITTED.
 
     Args:
         path: The checkpoint's folder.
 
     Returns:
-        Tensors on the CPU, in fp32 or bf16, as the model used them in training.
+        Tensors on the CPU, in the precision of the run: fp32, or bf16. `read_states` returns the
+        fp32 weights that the optimizer of a bf16 run updates.
 
     Raises:
         ValueError: model.safetensors or COMMITTED is damaged or missing.
@@ -88,7 +92,7 @@ def read_states(path: Path) -> dict[str, dict[str, Tensor]]:
         ValueError: A file of the checkpoint is damaged or missing.
     """
     weights = read_weights(path)
-    states = {"fp32": {name: each.float() for name, each in weights.items()}}
+    states = {"fp32": {name: weight.float() for name, weight in weights.items()}}
     for name, pieces in read_state(path)["fragments"].items():
         verify_file(path, name)
         for key, piece in load_file(path / name).items():
@@ -122,21 +126,24 @@ def _read_fragments(
     missing = {piece.name: piece.numel for piece in optimizer.fragments}
     for name, pieces in files.items():
         needed = []
-        for mine in optimizer.fragments:
-            start, numel = pieces.get(mine.name, (0, 0))
-            first, stop = max(mine.start, start), min(mine.start + mine.numel, start + numel)
+        for fragment in optimizer.fragments:
+            start, numel = pieces.get(fragment.name, (0, 0))
+            first = max(fragment.start, start)
+            stop = min(fragment.start + fragment.numel, start + numel)
             if first < stop:
-                needed.append((mine, slice(first - mine.start, stop - mine.start), first - start))
+                place = slice(first - fragment.start, stop - fragment.start)
+                needed.append((fragment, place, first - start))
         if not needed:
             continue
         verify_file(path, name)
         with safe_open(path / name, "pt") as file:
-            for mine, place, offset in needed:
+            for fragment, place, offset in needed:
                 length = place.stop - place.start
-                missing[mine.name] -= length
+                missing[fragment.name] -= length
                 for kind, owned in kinds.items():
-                    part = file.get_slice(f"{kind}/{mine.name}")[offset : offset + length]
-                    mine.of(owned)[place].copy_(part)
-    if lacking := [name for name, numel in missing.items() if numel]:
+                    part = file.get_slice(f"{kind}/{fragment.name}")[offset : offset + length]
+                    fragment.of(owned)[place].copy_(part)
+    lacking = [name for name, numel in missing.items() if numel]
+    if lacking:
         names = ", ".join(lacking[:3])
         raise ValueError(f"{path} does not hold all of {names}; it is of another model")

@@ -52,10 +52,14 @@ def restore_run(run: RunFolder, store: CheckpointStore) -> None:
     facts = store.read_facts()
     if facts is None or run.is_foreign:
         return
-    if run.facts.exists() and (own := run.read_facts().get("id")) != facts.get("id"):
-        other = f"found the run {facts.get('id')}, expected {own}, that of --output {run.path}"
-        cure = "give every run a --checkpoint.url of its own"
-        raise ValueError(f"--checkpoint.url {store.url} is taken: {other}; {cure}")
+    if run.facts.exists():
+        run_id = run.read_facts().get("id")
+        if run_id != facts.get("id"):
+            other = (
+                f"found the run {facts.get('id')}, expected {run_id}, that of --output {run.path}"
+            )
+            cure = "give every run a --checkpoint.url of its own"
+            raise ValueError(f"--checkpoint.url {store.url} is taken: {other}; {cure}")
     store.fetch_files([name for name in RUN_FILES if not (run.path / name).exists()], run.path)
 
 
@@ -91,8 +95,9 @@ def copy_run(run: RunFolder, store: CheckpointStore | None, ranks: Ranks) -> Non
             where = f"{run.path} on {platform.node()}, which does not see that of rank 0,"
             PRETRAINING.refuse_foreign(run.path, where)
             expected = parse_facts(files[RUN_FACTS], f"{RUN_FACTS} of rank 0")["id"]
-            if run.facts.is_file() and (found := run.read_facts().get("id")) != expected:
-                both = f"another run ({found}) than rank 0's ({expected})"
+            run_id = run.read_facts().get("id") if run.facts.is_file() else expected
+            if run_id != expected:
+                both = f"another run ({run_id}) than rank 0's ({expected})"
                 raise ValueError(f"{where} holds {both}; remove it")
             run.checkpoints.mkdir(parents=True, exist_ok=True)
             for name, data in files.items():
@@ -168,12 +173,14 @@ class RunCheckpoints:
             step: The first step whose checkpoint is deleted.
         """
         finished, _ = find_checkpoints(self.run.checkpoints)
-        if earlier := [path.name for path in finished if step_of(path.name) < step]:
+        earlier = [path.name for path in finished if step_of(path.name) < step]
+        if earlier:
             replace_file(self.run.newest, newest_json(earlier[-1]))
         remove_folders(*(path for path in finished if step_of(path.name) >= step))
         if self.store is not None:
             names, _ = self.store.list_checkpoints()
-            if earlier := [name for name in names if step_of(name) < step]:
+            earlier = [name for name in names if step_of(name) < step]
+            if earlier:
                 self.store.note_newest(earlier[-1])
             self.store.remove_checkpoints(name for name in names if step_of(name) >= step)
 
@@ -187,7 +194,8 @@ class RunCheckpoints:
         if self.run.newest.is_file():
             where = str(self.run.newest)
             records[where] = parse_newest(self.run.newest.read_bytes(), where)
-        if self.store is not None and (newest := self.store.read_newest()):
+        newest = self.store.read_newest() if self.store is not None else None
+        if self.store is not None and newest is not None:
             records[self.store.locate(f"{CHECKPOINTS}/{NEWEST}")] = newest
         if records:
             places = [str(self.run.checkpoints), *([self.store.url] if self.store else [])]
@@ -248,14 +256,16 @@ class RunCheckpoints:
         Checkpoints that are not complete are reported to the user.
         """
         finished, unfinished = find_checkpoints(self.run.checkpoints)
-        remote, torn = self.store.list_checkpoints() if self.store else ([], [])
         for path in unfinished:
             self.say(f"{path} was never finished and is not used")
-        for url in (
-            [self.store.locate(f"checkpoints/{each}") for each in torn] if self.store else ()
-        ):
+        local = {path.name for path in finished}
+        if self.store is None:
+            return local, set()
+        uploaded, partly_uploaded = self.store.list_checkpoints()
+        for name in partly_uploaded:
+            url = self.store.locate(f"{CHECKPOINTS}/{name}")
             self.say(f"{url} was never uploaded whole and is not used")
-        return {path.name for path in finished}, set(remote)
+        return local, set(uploaded)
 
 
 def _is_first_of_node() -> bool:
@@ -269,8 +279,8 @@ def _see_same_folder(run: RunFolder, ranks: Ranks) -> bool:
     Each rank compares the lock file at its own path with the file of rank 0. The content of a
     lock file is random, so equal content means that it is the same file.
     """
-    mine = run.lock.read_bytes() if run.lock.is_file() else b""
-    return bool(mine == ranks.from_first(mine))
+    content = run.lock.read_bytes() if run.lock.is_file() else b""
+    return bool(content == ranks.from_first(content))
 
 
 def split_step(name: str) -> tuple[str, int | None]:

@@ -192,7 +192,8 @@ class CheckpointStore:
         try:
             return reread_damaged(read, is_local=self.folder.is_local, is_expected=True)
         except FileNotFoundError as error:
-            if names := self.list_checkpoints()[0]:
+            names, _ = self.list_checkpoints()
+            if names:
                 found = f"{self.locate(RUN_FACTS)} is missing beside {names[-1]}"
                 cure = "restore it, or give another --checkpoint.url"
                 raise ValueError(f"{found}: {cure}") from error
@@ -230,7 +231,8 @@ class CheckpointStore:
         Raises:
             ValueError: A file was missing or damaged at every attempt.
         """
-        folder, url = checkpoints / f"{name}.tmp", self.locate(f"{CHECKPOINTS}/{name}")
+        folder = checkpoints / f"{name}.tmp"
+        url = self.locate(f"{CHECKPOINTS}/{name}")
         remove_folders(checkpoints / name, folder)
         folder.mkdir(parents=True)
         fetched = dict[str, Any]()
@@ -252,8 +254,8 @@ class CheckpointStore:
                 "--checkpoint.skip_damaged true to go back to the one before"
             ) from error
         if files is None:  # it is now a local checkpoint and must survive a crash
-            for each in [*sorted(folder.iterdir()), folder]:
-                make_durable(each)
+            for path in [*sorted(folder.iterdir()), folder]:
+                make_durable(path)
         return folder.rename(checkpoints / name)
 
     def remove_checkpoints(self, names: Iterable[str]) -> None:

@@ -115,7 +115,9 @@ def take_snapshot(
             return whole.view(-1).narrow(0, piece.start, piece.numel)
         return copy(f"{kind}/{piece.name}", piece.of(optimizer.tensors(kind)))
 
-    weights = {key: copy(f"{MODEL}/{key}", each) for key, each in iterate_weights(engine, ranks)}
+    weights = {
+        name: copy(f"{MODEL}/{name}", weight) for name, weight in iterate_weights(engine, ranks)
+    }
     files = {MODEL: weights} if ranks.rank == 0 else {}
     pieces: dict[str, dict[str, list[int]]] = {}
     if optimizer.is_partitioned or ranks.rank == 0:  # without partitions all ranks hold the same
@@ -154,13 +156,14 @@ def write_snapshot(checkpoints: Path, snapshot: Snapshot, ranks: Ranks) -> Path:
             folder.mkdir(parents=True)
     with together(ranks):
         folder.mkdir(parents=True, exist_ok=True)
-        files = snapshot.files.items()
-        mine = {name: _write_tensors(folder / name, tensors) for name, tensors in files}
-    parts = ranks.gather((mine, dict(snapshot.pieces)))
+        written = {
+            name: _write_tensors(folder / name, tensors) for name, tensors in snapshot.files.items()
+        }
+    parts = ranks.gather((written, dict(snapshot.pieces)))
     with together(ranks):
         if ranks.rank == 0:
             described = {name: facts for files, _ in parts for name, facts in files.items()}
-            pieces = {name: piece for _, each in parts for name, piece in each.items()}
+            pieces = {name: piece for _, of_rank in parts for name, piece in of_rank.items()}
             _commit(folder, final, snapshot, described, pieces)
     return final if final.is_dir() else folder
 
@@ -295,7 +298,8 @@ class CheckpointSaver:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-        if (waited := time.monotonic() - began) > WORTH_SAYING_SECONDS:
+        waited = time.monotonic() - began
+        if waited > WORTH_SAYING_SECONDS:
             done = "written and uploaded" if self.store else "written"
             self.say(f"waited {waited:.1f} s until {self._in_flight} was {done}")
         if self._failure is not None:

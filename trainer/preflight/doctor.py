@@ -21,7 +21,8 @@ from trainer.runs.launch import SOFTWARE, software_versions
 from trainer.stream.order.source import open_mixture
 
 _ROUNDS = 5
-_CPU_BYTES, _GPU_BYTES = 8 * 2**20, 256 * 2**20
+_CPU_BYTES = 8 * 2**20
+_GPU_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -57,10 +58,10 @@ def examine(settings: DoctorSettings) -> tuple[str, int]:
     """
     ranks = start_ranks()
     try:
-        found = ranks.gather(look_around(settings, ranks))
+        findings = ranks.gather(look_around(settings, ranks))
         seconds = max(ranks.gather(_time_all_reduce(ranks)))
-        wrong = list(find_wrong(found))
-        lines = format_findings(found, wrong, seconds) if ranks.rank == 0 else []
+        wrong = list(find_wrong(findings))
+        lines = format_findings(findings, wrong, seconds) if ranks.rank == 0 else []
         return "\n".join(lines), int(bool(wrong))
     finally:
         stop_ranks()
@@ -68,7 +69,8 @@ def examine(settings: DoctorSettings) -> tuple[str, int]:
 
 def look_around(settings: DoctorSettings, ranks: Ranks) -> Findings:
     """Examines this rank. If something cannot be read or written, a fault is noted, not raised."""
-    data, faults = list[str](), list[str]()
+    data: list[str] = []
+    faults: list[str] = []
     advice = "give the credentials on this node too"
     with _noting(faults, f"cannot read the data; mount it or {advice}"):
         data.extend(_read_data(settings))
@@ -89,70 +91,75 @@ def _noting(faults: list[str], what: str) -> Iterator[None]:
         faults.append(f"{what}: {error}")
 
 
-def find_wrong(found: Sequence[Findings]) -> Iterator[str]:
+def find_wrong(findings: Sequence[Findings]) -> Iterator[str]:
     """Yields a line for every fault, and for every rank that differs from most ranks."""
-    for each in found:
-        yield from (f"{each}: {fault}" for fault in each.faults)
-    for name in sorted({name for each in found for name in each.software}):
-        yield from _find_others(found, name, [each.software.get(name, "none") for each in found])
-    yield from _find_others(found, "device", [each.device for each in found])
-    readers = [each for each in found if each.data]
-    hashes = [", ".join(each.data) for each in readers]
+    for rank in findings:
+        yield from (f"{rank}: {fault}" for fault in rank.faults)
+    for name in sorted({name for rank in findings for name in rank.software}):
+        versions = [rank.software.get(name, "none") for rank in findings]
+        yield from _find_others(findings, name, versions)
+    yield from _find_others(findings, "device", [rank.device for rank in findings])
+    readers = [rank for rank in findings if rank.data]
+    hashes = [", ".join(rank.data) for rank in readers]
     yield from _find_others(readers, "root hash of the data", hashes)
 
 
-def format_findings(found: Sequence[Findings], wrong: Sequence[str], seconds: float) -> list[str]:
+def format_findings(
+    findings: Sequence[Findings], wrong: Sequence[str], seconds: float
+) -> list[str]:
     """Returns lines about every rank, about what the ranks share, and about what is wrong.
 
     Args:
-        found: The findings of all ranks.
+        findings: The findings of all ranks.
         wrong: The lines of `find_wrong`.
         seconds: Seconds of an all-reduce between the ranks.
     """
-    hosts = len({each.host for each in found})
-    nodes = f"{len(found)} rank(s) of {hosts} node(s)"
-    software = ", ".join(map(" ".join, found[0].software.items()))
+    num_ranks = len(findings)
+    hosts = len({rank.host for rank in findings})
+    nodes = f"{num_ranks} rank(s) of {hosts} node(s)"
+    software = ", ".join(map(" ".join, findings[0].software.items()))
     return [
-        *(f"rank {each.rank}: {each.host}, {each.device}" for each in found),
+        *(f"rank {rank.rank}: {rank.host}, {rank.device}" for rank in findings),
         f"software: {software}",
-        f"all-reduce: {1e3 * seconds:,.1f} ms" if len(found) > 1 else "all-reduce: a single rank",
-        *(f"WRONG on {each}" for each in wrong),
+        f"all-reduce: {1e3 * seconds:,.1f} ms" if num_ranks > 1 else "all-reduce: a single rank",
+        *(f"WRONG on {line}" for line in wrong),
         f"{len(wrong)} finding(s) on {nodes}" if wrong else f"all is well on {nodes}",
     ]
 
 
-def _find_others(found: Sequence[Findings], name: str, values: Sequence[str]) -> Iterator[str]:
+def _find_others(findings: Sequence[Findings], name: str, values: Sequence[str]) -> Iterator[str]:
     """Yields a line for every rank whose value is not the most frequent one.
 
     Among equally frequent values the one that comes first is taken as usual.
     """
     for usual, count in Counter(values).most_common(1):
-        for each, value in zip(found, values, strict=True):
+        for rank, value in zip(findings, values, strict=True):
             if value != usual:
-                yield f"{each}: {name} is {value}; {count} of {len(found)} ranks have {usual}"
+                yield f"{rank}: {name} is {value}; {count} of {len(findings)} ranks have {usual}"
 
 
 def _versions() -> dict[str, str]:
     """Returns the versions of the software that must be the same on all ranks, by name."""
-    found = {"python": platform.python_version()} | software_versions(SOFTWARE)
+    versions = {"python": platform.python_version()} | software_versions(SOFTWARE)
     if torch.version.cuda:
         nccl: tuple[int, ...] = ()
         if torch.cuda.is_available():
             nccl = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-        found |= {"cuda": torch.version.cuda, "nccl": ".".join(map(str, nccl)) or "none"}
-    return {name: version or "none" for name, version in found.items()}
+        versions |= {"cuda": torch.version.cuda, "nccl": ".".join(map(str, nccl)) or "none"}
+    return {name: version or "none" for name, version in versions.items()}
 
 
 def _read_data(settings: DoctorSettings) -> Iterator[str]:
     """Reads a block of each dataset, and yields the dataset's root hash."""
     if not settings.data:
         return
-    for each in open_mixture(settings.data, parse_storage_options(settings.storage_options)):
-        shard = each.dataset.all_shards[0]
-        table = each.dataset.blocks(shard)
+    for source in open_mixture(settings.data, parse_storage_options(settings.storage_options)):
+        dataset = source.dataset
+        shard = dataset.all_shards[0]
+        table = dataset.blocks(shard)
         start = int(table.offset[0])
-        each.dataset.read_bytes(shard.name, start, start + int(table.size[0]))
-        yield each.dataset.manifest.root_hash
+        dataset.read_bytes(shard.name, start, start + int(table.size[0]))
+        yield dataset.manifest.root_hash
 
 
 def _write_output(folder: Path) -> None:
@@ -182,12 +189,12 @@ def _time_all_reduce(ranks: Ranks) -> float:
     """
     num_bytes = _GPU_BYTES if ranks.device.type == "cuda" else _CPU_BYTES
     payload = torch.zeros(num_bytes // 4, device=ranks.device)
-    found = []
+    times = []
     for _ in range(_ROUNDS + 1):
         dist.barrier(group=ranks.counts_group)
         began = time.monotonic()
         dist.all_reduce(payload)
         if ranks.device.type == "cuda":
             torch.cuda.synchronize(ranks.device)
-        found.append(time.monotonic() - began)
-    return min(found[1:])
+        times.append(time.monotonic() - began)
+    return min(times[1:])

@@ -49,7 +49,10 @@ STOPPING = "stopping after this step, saving; again leaves at once"
 
 @dataclass(frozen=True)
 class PhaseClock:
-    """Says how far a phase is, in steps or, if its time is limited, in seconds.
+    """Decides the learning rate of each step of a phase, and when the phase ends.
+
+    Both depend on the number of steps made. If the run has a budget of hours, they depend on the
+    seconds that the phase has taken.
 
     Attributes:
         phase: The phase.
@@ -72,7 +75,8 @@ class PhaseClock:
     def learning_rate(self, step: int, elapsed_seconds: float) -> float:
         """Returns the learning rate of the next step.
 
-        If time decides, it is the rate of the step that is as far in the phase as the time.
+        If time decides, a phase that has used a third of its seconds takes the learning rate that
+        its schedule has after a third of its steps.
 
         Args:
             step: Steps of the phase so far.
@@ -124,10 +128,11 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
                 train_phase(run)
             run.watchdog.beat("waiting for the last checkpoint", FIRST_STEP_FACTOR)
             run.saver.finish()
-        step, tokens = run.position.step, run.position.tokens
+        step = run.position.step
         ended = f"stopped by a signal and saved after step {step}; the same command continues"
         if run.is_finished:
-            ended = f"{run.folder.path}: finished, {step} steps and {tokens:,} tokens"
+            counts = f"{step} steps and {run.position.tokens:,} tokens"
+            ended = f"{run.folder.path}: finished, {counts}"
         run.progress.say(ended)
     except CorruptWeightsError as error:
         if ranks.rank == 0:
@@ -143,19 +148,25 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
 
 def train_phase(run: Run) -> None:
     """Makes the remaining steps of the current phase; a signal may stop it earlier."""
-    settings, phase_index = run.settings, run.position.phase
+    settings = run.settings
+    phase_index = run.position.phase
     phase = settings.phases[phase_index]
-    run.watchdog.beat("opening the data", math.inf if run.settings.follow else FIRST_STEP_FACTOR)
-    told = run.ranks, run.wait_policy, run.progress.say
-    validation_sets = load_validation_sets(run.mixture, phase.seq_len, settings, *told)
+    run.watchdog.beat("opening the data", math.inf if settings.follow else FIRST_STEP_FACTOR)
+    validation_sets = load_validation_sets(
+        run.mixture, phase.seq_len, settings, run.ranks, run.wait_policy, run.progress.say
+    )
     run.weights_check.forget()
     if run.position.phase_step == 0:
         begin_phase(run.optimizer, phase)
     clock = PhaseClock(phase, settings.budget_seconds(phase_index), run.position.phase_seconds)
     for rank_step, waited, loader in _steps_of_phase(run, phase):
-        stops, elapsed = run.stop.is_made or run.saver.has_failed, clock.elapsed_seconds
         counts = agree_on_step(
-            run.ranks, rank_step.micro_batches, waited, stops, rank_step.drawn, elapsed
+            run.ranks,
+            rank_step.micro_batches,
+            waited,
+            must_stop=run.stop.is_made or run.saver.has_failed,
+            drawn=rank_step.drawn,
+            elapsed_seconds=clock.elapsed_seconds,
         )
         learning_rate = clock.learning_rate(run.position.phase_step, counts.elapsed_seconds)
         run.optimizer.set_learning_rate(learning_rate)

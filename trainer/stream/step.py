@@ -59,8 +59,8 @@ class RankStep:
     Attributes:
         step: Number of the step; the first step of a run is 0.
         first_position: Stream position of the global batch's first instance.
-        position_after: Stream position after the global batch's last instance. Where the next step
-            begins, unless positions are skipped there.
+        position_after: Stream position after the global batch's last instance. The next step
+            begins there, unless positions are skipped.
         micro_batches: The instances, in slot order, in at least one micro-batch.
         num_instances: Number of instances.
         num_tokens: Number of tokens, [CLS] and [SEP] included.

@@ -29,7 +29,8 @@ def fetched_runs(
         FileNotFoundError: A URL holds no run.
     """
     with contextlib.ExitStack() as stack:
-        folders, urls = list[str](), dict[str, str]()
+        folders: list[str] = []
+        urls: dict[str, str] = {}
         remote = [name for name in names if not Folder(name, storage_options).is_local]
         scratch = stack.enter_context(scratch_folder(remote[0])) if remote else Path()
         for number, name in enumerate(names):

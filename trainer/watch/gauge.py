@@ -39,10 +39,14 @@ class Gauge:
         if ranks.device.type == "cuda" and peak is None:
             peak = peak_tflops_of(torch.cuda.get_device_name(ranks.device))
         self.peak_tflops = peak
-        self._config, self._phases, self._ranks = config, phases, ranks
+        self._config = config
+        self._phases = phases
+        self._ranks = ranks
         # Seconds from the end of a step to the end of the next one, with the time of saving.
         self._recent: deque[float] = deque(maxlen=REMEMBERED_STEPS)
-        self._phase, self._last, self._is_warm = -1, 0.0, False
+        self._phase = -1  # of the last step
+        self._last = 0.0  # when the last step ended
+        self._is_warm = False  # whether the launch or the phase has made its first step
 
     def columns(
         self, counts: StepCounts, seconds: float, phase: int, steps_left: int
@@ -79,14 +83,16 @@ class Gauge:
         now = time.monotonic()
         if phase != self._phase:
             self._recent.clear()
-            self._phase, self._last, self._is_warm = phase, now - seconds, False
+            self._phase = phase
+            self._last = now - seconds
+            self._is_warm = False
         elif not self._is_warm:
             self._recent.clear()  # the first step of a launch, which starts threads and compiles
             self._is_warm = True
         self._recent.append(now - self._last)
         self._last = now
         a_step = statistics.fmean(self._recent)
-        tokens = [each.global_batch * each.seq_len for each in self._phases]
+        tokens = [entry.global_batch * entry.seq_len for entry in self._phases]
         later = range(phase + 1, len(tokens))
         left = sum(self._phases[index].steps * tokens[index] for index in later)
         return a_step * (steps_left + left / tokens[phase])

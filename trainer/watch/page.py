@@ -118,13 +118,14 @@ def _points(rows: Sequence[Row], column: str) -> list[Point]:
 def _describe(run: ReadRun) -> Iterator[str]:
     """Yields lines about a run and its progress, as far as its files say it."""
     yield str(run.path)
-    for each in run.facts.get("datasets", ()):
-        root_hash = str(each.get("root_hash"))[:16]
-        yield f"data: {each.get('name')} at {each.get('url')}, root hash {root_hash}"
+    for dataset in run.facts.get("datasets", ()):
+        root_hash = str(dataset.get("root_hash"))[:16]
+        yield f"data: {dataset.get('name')} at {dataset.get('url')}, root hash {root_hash}"
     yield from _describe_training(run)
     if "masking" in run.facts:
         yield f"masking: {run.facts['masking']}"
-    if times := [str(launch.get("time")) for launch in run.facts.get("launches", ())]:
+    times = [str(launch.get("time")) for launch in run.facts.get("launches", ())]
+    if times:
         more = f", launched {len(times)} times, last {times[-1]}" if len(times) > 1 else ""
         yield f"started {times[0]}{more}"
     if run.train:
@@ -165,7 +166,7 @@ def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flatten(inner, f"{name}.{key}" if name else str(key))
-    elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
+    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
         for index, inner in enumerate(value):
             yield from _flatten(inner, f"{name}[{index}]")
     elif value not in (None, [], {}):
@@ -198,7 +199,8 @@ def _summarize(run: ReadRun) -> dict[str, str]:
 
 def _values(rows: Sequence[Row], column: str) -> list[float]:
     """Returns the numbers of a column; rows without one are left out."""
-    return [value for row in rows if (value := number(row, column)) is not None]
+    numbers = (number(row, column) for row in rows)
+    return [value for value in numbers if value is not None]
 
 
 def _median(rows: Sequence[Row], column: str) -> list[float]:

@@ -16,16 +16,21 @@ from trainer.runs.run_folder import CONFIG, FACTS_TYPES, REMEDY, RUN_FACTS, RunF
 
 Row = Mapping[str, Any]
 _SETTINGS_TYPES: dict[str, Any] = {"optimizer": {}, "phases": [{}]}
-_MOST_STEPS = 2**53  # a chart's places are floating-point numbers, which count no further
-_NEVER_SHOWN = ("drawn", "epochs")  # tables in every row: half of the memory that a long run takes
+_MOST_STEPS = 2**53
+"""Steps are below this number, because charts hold them as floating-point numbers."""
+_NEVER_SHOWN = ("drawn", "epochs")
+"""Columns that no report shows. They are tables, and half of the memory of a long run's rows."""
 
 
 @dataclass(frozen=True)
 class ReadRun:
-    """The content of a run's folder. Each step and measurement is in it once, in order.
+    """The content of a run's folder.
 
     Attributes:
         name: The folder's name, with as many parent folders as tell it from the other runs.
+        path: The folder.
+        train: Rows of steps, in order. If a step was made several times, the last row counts.
+        validation: Rows of measurements, in order; one for each step at which there was one.
         events: Rows of other kinds, and rows of steps that were not taken.
         facts: The content of run.json, without values of wrong types; empty if it cannot be read.
         settings: The content of config.yaml, likewise.
@@ -76,8 +81,10 @@ def _read_run(path: Path, name: str) -> ReadRun:
     Raises:
         FileNotFoundError: The folder holds no run.
     """
-    folder, problems = RunFolder(path), list[str]()
-    facts, settings = dict[str, Any](), dict[str, Any]()
+    folder = RunFolder(path)
+    problems: list[str] = []
+    facts: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     if not folder.facts.is_file() and not folder.metrics.is_file():
         found = "is no folder" if not path.is_dir() else "holds neither run.json nor metrics.jsonl"
         raise FileNotFoundError(f"{path} {found}; give the --output of a pretrain command")
@@ -103,22 +110,22 @@ def _read_run(path: Path, name: str) -> ReadRun:
 
 
 def _drop_wrong_types(
-    found: Mapping[str, Any], types: Mapping[str, Any], name: str, problems: list[str]
+    content: Mapping[str, Any], types: Mapping[str, Any], name: str, problems: list[str]
 ) -> dict[str, Any]:
     """Returns the keys of a file whose values have the right types.
 
     Every value of a wrong type is appended to the problems.
 
     Args:
-        found: The content of the file.
+        content: The content of the file.
         types: The expected types by key, as in `wrong_types`.
         name: The name of the file, for messages.
         problems: The list to which messages are appended.
     """
-    sound = dict(found)
+    sound = dict(content)
     for key, expected in types.items():
-        wrong = list(wrong_types(found[key], expected, key)) if key in found else []
-        problems += [f"{name}: {each}" for each in wrong]
+        wrong = list(wrong_types(content[key], expected, key)) if key in content else []
+        problems += [f"{name}: {message}" for message in wrong]
         if wrong:
             del sound[key]
     return sound

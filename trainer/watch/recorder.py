@@ -127,34 +127,35 @@ class Recorder:
     """Passes every row of a run on. The recorders of ranks other than 0 drop the rows."""
 
     def __init__(self, metrics: MetricsFile | None = None, shown: Sequence[Curves] = ()) -> None:
-        self._metrics, self._shown = metrics, shown
+        self._metrics = metrics
+        self._shown = shown
 
     def add(self, row: Mapping[str, Any]) -> None:
         """Writes a row. When this returns, the row is on disk in metrics.jsonl."""
         if self._metrics is not None:
             self._metrics.append(row)
-        for each in self._shown:
-            each.add(row)
+        for shown in self._shown:
+            shown.add(row)
 
     def restart_after(self, step: int) -> None:
         """Drops the rows of later steps, which the run will repeat after it went back."""
         if self._metrics is not None:
             self._metrics.cut_after(step)
-        for each in self._shown:
-            each.restart_after(step)
+        for shown in self._shown:
+            shown.restart_after(step)
 
     def flush(self) -> None:
         """Writes all rows to disk, before a checkpoint is saved.
 
         A run that continues from the checkpoint does not repeat the steps before it.
         """
-        for each in self._shown:
-            each.flush()
+        for shown in self._shown:
+            shown.flush()
 
     def close(self) -> None:
         """Closes the files, after the last row."""
-        for each in self._shown:
-            each.close()
+        for shown in self._shown:
+            shown.close()
 
 
 def open_recorder(folder: RunFolder, settings: PretrainSettings, step: int) -> Recorder:

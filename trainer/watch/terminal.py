@@ -10,8 +10,11 @@ from tqdm import tqdm
 
 from pipeline.storage.terminal import say
 
-TERMINAL_SECONDS, LOG_SECONDS = 60.0, 10.0
-"""Seconds between two lines of progress: on a terminal, which also has a bar, and in a log."""
+TERMINAL_SECONDS = 60.0
+"""Seconds between two lines of progress on a terminal, which also has a bar."""
+
+LOG_SECONDS = 10.0
+"""Seconds between two lines of progress in a log."""
 
 
 class Progress:
@@ -34,7 +37,9 @@ class Progress:
             total=num_steps, initial=step, unit="step", dynamic_ncols=True, mininterval=0.5,
             disable=not (shown and is_terminal),
         )  # fmt: skip
-        self._shown, self._num_steps, self._clock = shown, num_steps, clock
+        self._shown = shown
+        self._num_steps = num_steps
+        self._clock = clock
         self._pause = TERMINAL_SECONDS if is_terminal else LOG_SECONDS
         self._next_line = 0.0
 
@@ -69,7 +74,8 @@ class StepCount:
         is_terminal = sys.stderr.isatty()
         self._bar = tqdm(total=num_steps, unit="step", disable=not (shown and is_terminal))
         self._is_log = shown and not is_terminal
-        self._num_steps, self._clock = num_steps, clock
+        self._num_steps = num_steps
+        self._clock = clock
         self._step = 0
         self._run = ""
         self._began = clock()

@@ -35,6 +35,9 @@ _POSITIONS = np.arange(2**16, dtype=np.uint16)
 class MicroBatch(PackedInputs):
     """Instances of one step, one after another, with what the model has to predict.
 
+    Of the tokens to predict, some 80 % show [MASK], 10 % a random token, and 10 % their original
+    token (BERT paper, section 3.1). All of them are called masked here.
+
     Columns have narrow types, 5 bytes per token; `to_device` widens them to `DEVICE_DTYPES`. An
     empty micro-batch has B = T = M = 0.
 
@@ -53,7 +56,8 @@ class MicroBatch(PackedInputs):
         position_ids: Place of each token in its sequence, uint16 [T].
         cu_seqlens: Where each sequence begins, and where the last one ends, int32 [B+1].
         max_seqlen: Number of tokens of the longest sequence.
-        masked_positions: Indices of the masked tokens among the T tokens, int32 [M].
+        masked_positions: Indices of the masked tokens among the T tokens, int32 [M]. Those that
+            show their original token are included.
         masked_labels: The original ids of the masked tokens, of the type of `input_ids` [M].
         is_random_next: True for instances in which B does not follow A in the text, bool [B].
     """

@@ -166,10 +166,10 @@ def plan_steps(
 def default_num_lanes(
     global_batch: int, pass_instances: Iterable[int], block_instances: int
 ) -> int:
-    """Returns the number of lanes of a new stream, as docs/order.md says at the end of "Rules".
+    """Returns the number of lanes of a new stream: the ranges of a pass that are read in turn.
 
-    Lanes are the ranges of a pass that are read in turn.
-    It is the largest divisor of the global batch that is at most max(1, min(256, min(N) // (8 b))).
+    As docs/order.md says at the end of "Rules", the number is the largest divisor of the global
+    batch that is at most max(1, min(256, min(N) // (8 b))).
 
     Args:
         global_batch: Instances of a step over all ranks.
