@@ -16,6 +16,14 @@ from trainer.settings import Phase
 from trainer.stream.batches.pack import pack_micro_batches
 from trainer.stream.order.source import one_dataset
 
+WIRE = [
+    "wire: within a node NVLink, 450 GB/s for every GPU; between 2 nodes of 8"
+    " 100 Gbit/s Ethernet, one port for a node",
+    "phase  micro-batches  GB sent  ms computing  ms on the wire  ms a step  waiting  limit",
+    "    1              1    0.042          0.00            3.89       3.89     100%  the wire",
+    "  sent by a rank in phase 1: 8 bytes a parameter of gradients and 2 of weights, times 15/16",
+]
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
@@ -56,12 +64,13 @@ def test_operations_are_those_torch_counts():
 def test_a_phase_of_a_dataset(data):
     dataset = open_dataset(str(data))
     config = preset("tiny", vocab_size=dataset.manifest.vocab_size)
-    settings = settings_of(world_size=2, gpu="a100", micro_tokens=128)
+    settings = settings_of(world_size=2, gpu="a100", precision="bf16", micro_tokens=128)
     [phase] = settings.phases
     found = plan_phase(phase, config, one_dataset(dataset), settings)
     assert found.instances == 6_400
     assert found.instances_a_pass == sum(each.instances for each in dataset.shards("train", 32, 0))
-    assert found.seconds == pytest.approx(100 * 32 * found.flops / (312e12 * 0.4))
+    assert found.step.computing == pytest.approx(32 * found.flops / (312e12 * 0.4))
+    assert found.seconds == pytest.approx(100 * (found.step.computing + found.step.wire))
     assert found.flops < plan_phase(phase, config, (), settings).flops  # instances are not full
 
 
@@ -72,6 +81,19 @@ def test_memory_is_said_by_name():
     assert re.search(r"^     1 +0\.12 +0\.10 +0\.22  <- zero_stage$", text, re.MULTILINE)
     assert "held: weights 0.02, fp32 weights 0.02, moments 0.04, checkpoint copies 0.05" in text
     assert "in a step, fullest in its loss: activations 0.03, gradients 0.02, logits 0.06" in text
+
+
+def test_the_wire_is_said_in_words():
+    """What a step sends, what limits it, the batch that mends it, and hours by ranks and link."""
+    settings = settings_of(world_size=16, link="100gbe", compare=[1, 16], precision="bf16")
+    lines = list(describe_plan(settings))
+    start = next(number for number, line in enumerate(lines) if line.startswith("wire: "))
+    assert lines[start : start + 4] == WIRE
+    assert re.fullmatch(r"  phase 1 waits less than 10% of a step from a .*", lines[start + 4])
+    assert lines[start + 5] == "hours by number of h200 and link between nodes of 8:"
+    assert lines[start + 6].split() == ["nvlink", "ndr", "400gbe", "100gbe"]
+    assert [line.split()[0] for line in lines[start + 7 : start + 9]] == ["1", "16"]
+    assert not any("wire" in line for line in describe_plan(settings_of(world_size=1)))
 
 
 def test_masks_drawn_anew_count():

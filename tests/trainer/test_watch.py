@@ -33,7 +33,9 @@ ROW["epochs"] = {"wiki": 0.5}
 
 def test_columns_of_a_step():
     config, phases = preset("tiny"), [Phase(128, 4, 10, 1e-3), Phase(512, 2, 5, 1e-3)]
-    found = Gauge(config, phases, CPU_RANKS, peak=0.001).columns(COUNTS, 2.0, phase=0, steps_left=9)
+    found = Gauge(config, phases, CPU_RANKS, "fp32", peak=0.001).columns(
+        COUNTS, 2.0, phase=0, steps_left=9
+    )
     flops = training_flops(config, Lengths(100, 3000, 8))
     assert found["tokens_per_second"] == 50.0
     assert found["max_over_mean_tokens"] == 1.2
@@ -48,7 +50,7 @@ def test_columns_of_a_step():
 def test_the_first_step_of_a_launch_counts_in_no_estimate_but_its_own(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("trainer.watch.gauge.time.monotonic", lambda: now[0])
-    gauge, estimates = Gauge(preset("tiny"), [Phase(128, 4, 10, 1e-3)], CPU_RANKS), []
+    gauge, estimates = Gauge(preset("tiny"), [Phase(128, 4, 10, 1e-3)], CPU_RANKS, "fp32"), []
     for seconds, left in [(60.0, 9), (2.0, 8), (4.0, 7)]:
         now[0] += seconds
         estimates.append(gauge.columns(COUNTS, seconds, 0, left)["eta_seconds"])
@@ -56,17 +58,17 @@ def test_the_first_step_of_a_launch_counts_in_no_estimate_but_its_own(monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("name", "tflops"),
+    ("name", "bf16", "fp32"),
     [
-        ("NVIDIA H200", 989), ("NVIDIA H100 80GB HBM3", 989), ("NVIDIA H100 PCIe", 756),
-        ("NVIDIA GH200 480GB", 989),
-        ("NVIDIA A100-SXM4-40GB", 312), ("Tesla V100-SXM2-32GB", 125), ("NVIDIA L4", 121),
-        ("NVIDIA L40S", 362),
-        ("NVIDIA GeForce RTX 4090", None),
+        ("NVIDIA H200", 989, 67), ("NVIDIA H100 80GB HBM3", 989, 67), ("NVIDIA H100 PCIe", 756, 51),
+        ("NVIDIA GH200 480GB", 989, 67), ("NVIDIA B200", 2250, 75),
+        ("NVIDIA A100-SXM4-40GB", 312, 19.5), ("Tesla V100-SXM2-32GB", None, 15.7),
+        ("NVIDIA L4", 121, 30.3), ("NVIDIA L40S", 362, 91.6),
+        ("NVIDIA GeForce RTX 4090", None, None),
     ],
 )  # fmt: skip
-def test_peaks_of_gpus_by_the_name_torch_gives(name, tflops):
-    assert peak_tflops_of(name) == tflops
+def test_peaks_of_gpus_by_the_name_torch_gives(name, bf16, fp32):
+    assert (peak_tflops_of(name, "bf16"), peak_tflops_of(name, "fp32")) == (bf16, fp32)
 
 
 def test_a_line_has_units():

@@ -1,9 +1,10 @@
 """Estimates what a run will take, before it starts (`python -m trainer plan`).
 
-Tokens, epochs, hours, memory and bandwidth follow from formulas, from the dataset's manifest and
-from its first block. Nothing is trained.
+Tokens, epochs, hours, communication, memory and bandwidth follow from formulas, from the dataset's
+manifest and from its first block. Nothing is trained.
 """
 
+import bisect
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,6 +16,16 @@ from pipeline.shards.block import Block
 from pipeline.shards.dataset import read_block
 from pipeline.storage.folder import parse_storage_options
 from trainer.model.config import BertConfig, Lengths, num_parameters, training_flops
+from trainer.preflight.communication import (
+    LINKS,
+    NVLINK,
+    StepTime,
+    Traffic,
+    Wire,
+    count_traffic,
+    join_ranks,
+    time_step,
+)
 from trainer.preflight.memory import Case, count_memory
 from trainer.preflight.settings import PlanSettings
 from trainer.process.gpus import GPUS
@@ -30,6 +41,10 @@ _RECOMPUTED = 4 / 3
 The forward pass is computed a second time. It is a third of a step.
 """
 _DEFAULT_VOCAB_SIZE = 30_522
+_WAITING_SHARE = 0.1
+"""Share of a step that the ranks may wait for the wire if their GPUs are to count as used."""
+_LARGEST_BATCH = 2**24
+"""The largest batch that is tried to find one that uses the GPUs."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +58,9 @@ class PhasePlan:
         phase: Settings of the phase, with its final number of steps.
         lengths: Tokens, squared tokens and predicted tokens of one instance.
         flops: Floating-point operations of training on one instance.
-        step_seconds: A lower bound of the seconds of a step: the time of its arithmetic alone.
+        micro_batches: Micro-batches of a rank in a step.
+        traffic: What a rank sends in a step.
+        step: A lower bound of the seconds of a step: of its arithmetic and of the wire.
         stored_bytes: Bytes of shards for one instance; 0 without a dataset.
         instances_a_pass: Instances in one pass of the mixture; 0 without a dataset.
         passes: Number of passes of the main dataset; 0 without a dataset.
@@ -52,7 +69,9 @@ class PhasePlan:
     phase: Phase
     lengths: Lengths
     flops: float
-    step_seconds: float
+    micro_batches: int
+    traffic: Traffic
+    step: StepTime
     stored_bytes: float = 0.0
     instances_a_pass: int = 0
     passes: int = 0
@@ -70,7 +89,7 @@ class PhasePlan:
     @property
     def seconds(self) -> float:
         """A lower bound of the seconds that the phase takes."""
-        return self.phase.steps * self.step_seconds
+        return self.phase.steps * self.step.seconds
 
 
 def plan_phases(settings: PlanSettings, config: BertConfig, mixture: Mixture) -> list[PhasePlan]:
@@ -113,9 +132,86 @@ def plan_phase(
     elif shares := settings.mask_shares:
         lengths = replace(lengths, masked=lengths.tokens * sum(shares) / 2)
     flops = training_flops(config, lengths)
-    again = _RECOMPUTED if settings.activation_checkpointing else 1.0
-    of_rank = phase.global_batch / settings.world_size * flops * again
-    return PhasePlan(phase, lengths, flops, of_rank / (settings.tflops * 1e12 * MFU), **known)
+    micro_batches = count_micro_batches(phase, lengths, settings)
+    return PhasePlan(
+        phase,
+        lengths,
+        flops,
+        micro_batches,
+        traffic=traffic_of(settings, config, micro_batches),
+        step=time_phase_step(phase, config, lengths, settings),
+        **known,
+    )
+
+
+def count_micro_batches(phase: Phase, lengths: Lengths, settings: PlanSettings) -> int:
+    """Returns the number of micro-batches of a rank in a step, as if instances were divisible."""
+    tokens = phase.global_batch * lengths.tokens / settings.world_size
+    return math.ceil(tokens / settings.micro_tokens)
+
+
+def time_phase_step(
+    phase: Phase, config: BertConfig, lengths: Lengths, settings: PlanSettings
+) -> StepTime:
+    """Returns a lower bound of the seconds of a step of a phase.
+
+    Args:
+        phase: The phase.
+        config: The model.
+        lengths: Lengths of one instance.
+        settings: Settings of the run, with the number of ranks and their links.
+    """
+    micro_batches = count_micro_batches(phase, lengths, settings)
+    recomputes = settings.activation_checkpointing
+    operations = training_flops(config, lengths) * (_RECOMPUTED if recomputes else 1.0)
+    of_rank = phase.global_batch / settings.world_size * operations
+    traffic = traffic_of(settings, config, micro_batches)
+    computing = of_rank / (settings.tflops * 1e12 * MFU)
+    return time_step(traffic, wire_of(settings), computing, micro_batches, recomputes)
+
+
+def traffic_of(settings: PlanSettings, config: BertConfig, micro_batches: int) -> Traffic:
+    """Returns what a rank sends in a step of so many micro-batches."""
+    ranks = settings.world_size
+    return count_traffic(config, settings.zero_stage, settings.precision, ranks, micro_batches)
+
+
+def wire_of(settings: PlanSettings) -> Wire:
+    """Returns the ring of the run's ranks.
+
+    Raises:
+        ValueError: There is no such link, or the ranks do not fill their nodes.
+    """
+    gpu = GPUS[settings.gpu]
+    return join_ranks(settings.link, settings.gpu, gpu, settings.world_size, settings.node_size)
+
+
+def find_used_batch(
+    phase: Phase, config: BertConfig, lengths: Lengths, settings: PlanSettings
+) -> int | None:
+    """Returns the smallest batch with which the ranks wait less than a tenth of a step.
+
+    Args:
+        phase: The phase, whose own batch does not matter.
+        config: The model.
+        lengths: Lengths of one instance.
+        settings: Settings of the run.
+
+    Returns:
+        A number of instances that the ranks can share equally; None if no batch is large enough.
+    """
+
+    def is_used(instances_a_rank: int) -> bool:
+        batch = replace(phase, global_batch=instances_a_rank * settings.world_size)
+        return time_phase_step(batch, config, lengths, settings).waiting_share < _WAITING_SHARE
+
+    most = 1
+    while not is_used(most):
+        most *= 2
+        if most * settings.world_size > _LARGEST_BATCH:
+            return None
+    tried = range(most // 2 + 1, most + 1)
+    return settings.world_size * tried[bisect.bisect_left(tried, True, key=is_used)]
 
 
 def measure_lengths(block: Block) -> Lengths:
@@ -146,7 +242,7 @@ def memory_case(
         precision=settings.precision,
         micro_tokens=min(settings.micro_tokens, math.ceil(tokens)),
         seq_len=max(each.phase.seq_len for each in phases),
-        micro_batches=math.ceil(tokens / settings.micro_tokens),
+        micro_batches=max(each.micro_batches for each in phases),
         recomputes=settings.activation_checkpointing,
         is_compiled=settings.compile,
         is_cpu=settings.gpu == "cpu",
@@ -176,14 +272,18 @@ def describe_plan(settings: PlanSettings) -> Iterator[str]:
     main, share = main_of(mixture) if mixture else (None, 1.0)
     vocab_size = main.dataset.manifest.vocab_size if main else _DEFAULT_VOCAB_SIZE
     config = settings.model_config(vocab_size)
+    _check_batches(settings)
     phases, size = plan_phases(settings, config, mixture), num_parameters(config)
-    yield f"{settings.model.preset}: {size:,} parameters; {settings.world_size} x {settings.gpu}"
+    ranks = f"{settings.world_size} x {settings.gpu}"
+    yield f"{settings.model.preset}: {size:,} parameters; {ranks}, {settings.precision}"
     if main and len(mixture) > 1:
         yield f"lengths, sizes and epochs are those of {main.name}, {share:.0%} of the mixture"
     yield f"masking: {settings.masking}"
     if main is None:
         yield "no --data: every instance counts as full, with the most masks there can be"
     yield from _describe_time(settings, phases)
+    yield from _describe_wire(settings, config, phases)
+    yield from _describe_hours(settings, config, mixture)
     yield from _describe_memory(settings, config, phases)
     gigabytes, kept = checkpoint_bytes(size, settings.precision) / 1e9, settings.checkpoint.keep
     yield f"checkpoints: {gigabytes:.2f} GB each, {kept or 'all'} kept"
@@ -211,10 +311,88 @@ def _describe_time(settings: PlanSettings, phases: Sequence[PhasePlan]) -> Itera
         f"time: at least {_hours(seconds)} hours, {_hours(seconds * settings.world_size)} GPU"
         f" hours; {tokens:,.0f} tokens, {tokens / seconds:,.0f} a second"
     )
-    yield (
-        f"      at {MFU:.0%} of {settings.tflops:,g} TFLOP/s a GPU, as BERT-LARGE on an H200;"
-        " exchange, checkpoints and validation come on top"
-    )
+    rate = f"{settings.tflops:,g} TFLOP/s a GPU in {settings.precision}"
+    yield f"      at {MFU:.0%} of {rate}, as one H200 in bf16 with 131,072 tokens a step;"
+    yield "      with fewer tokens a GPU is slower; checkpoints and validation are not counted"
+
+
+def _check_batches(settings: PlanSettings) -> None:
+    """Refuses a batch that has fewer instances than there are ranks."""
+    for number, phase in enumerate(settings.phases, start=1):
+        if phase.global_batch < settings.world_size:
+            raise ValueError(
+                f"phase {number} has a global_batch of {phase.global_batch} instances for"
+                f" {settings.world_size} ranks; every rank needs at least one instance a step:"
+                " raise it or plan fewer ranks"
+            )
+
+
+def _describe_wire(
+    settings: PlanSettings, config: BertConfig, phases: Sequence[PhasePlan]
+) -> Iterator[str]:
+    """Yields what a step sends, how long it computes and sends, and which batch uses the GPUs."""
+    if settings.world_size == 1:
+        return
+    yield f"wire: {wire_of(settings).description}"
+    yield "phase  micro-batches  GB sent  ms computing  ms on the wire  ms a step  waiting  limit"
+    for number, each in enumerate(phases, start=1):
+        step = each.step
+        limit = "the wire" if step.waiting > step.computing else f"the {settings.gpu}"
+        yield (
+            f"{number:5}  {each.micro_batches:13,}  {each.traffic.total_bytes / 1e9:7.3f}"
+            f"  {_milliseconds(step.computing):>12}  {_milliseconds(step.wire):>14}"
+            f"  {_milliseconds(step.seconds):>9}  {step.waiting_share:7.0%}  {limit}"
+        )
+    yield f"  {_describe_bytes(settings, num_parameters(config), phases[0].traffic)}"
+    for number, each in enumerate(phases, start=1):
+        if each.step.waiting_share >= _WAITING_SHARE:
+            yield f"  phase {number} waits less {_describe_batch(settings, config, each)}"
+
+
+def _describe_bytes(settings: PlanSettings, num_trained: int, traffic: Traffic) -> str:
+    """Returns words on the bytes that a rank sends for each parameter, and when."""
+    ranks = settings.world_size
+    sent = num_trained * (ranks - 1) / ranks
+    gradients = f"{traffic.gradient_bytes / sent:g} bytes a parameter of gradients"
+    weights = f"{traffic.weight_bytes / sent:g} of weights"
+    when = ", gradients while the last backward pass computes" if traffic.overlaps else ""
+    return f"sent by a rank in phase 1: {gradients} and {weights}, times {ranks - 1}/{ranks}{when}"
+
+
+def _describe_batch(settings: PlanSettings, config: BertConfig, plan: PhasePlan) -> str:
+    """Returns words on the batch with which the ranks of a phase wait less than a tenth."""
+    found = find_used_batch(plan.phase, config, plan.lengths, settings)
+    share = f"{_WAITING_SHARE:.0%}"
+    if found is None:
+        return f"than {share} with no batch: take fewer ranks, a faster link or zero_stage 1"
+    phase = replace(plan.phase, global_batch=found)
+    micro_batches = count_micro_batches(phase, plan.lengths, settings)
+    batch = f"from a global_batch of {found:,} on (it is {plan.phase.global_batch:,})"
+    return f"than {share} of a step {batch}, in {micro_batches:,} micro-batch(es) a rank"
+
+
+def _milliseconds(seconds: float) -> str:
+    """Returns seconds as milliseconds, with decimals if they are few."""
+    return f"{1e3 * seconds:,.{2 if seconds < 0.01 else 1 if seconds < 0.1 else 0}f}"
+
+
+def _describe_hours(settings: PlanSettings, config: BertConfig, mixture: Mixture) -> Iterator[str]:
+    """Yields a table of hours by number of ranks and link, if the settings ask for it."""
+    if not settings.compare:
+        return
+    links = [*([NVLINK] if GPUS[settings.gpu].peers == "NVLink" else []), *LINKS]
+    if settings.link not in links:
+        links.append(settings.link)
+    yield f"hours by number of {settings.gpu} and link between nodes of {settings.node_size}:"
+    yield f"  {'':6}" + "".join(f"  {link:>9}" for link in links)
+    for ranks in settings.compare:
+        row = f"  {ranks:6,}"
+        for link in links:
+            other = replace(settings, world_size=ranks, link=link)
+            _check_batches(other)
+            seconds = sum(each.seconds for each in plan_phases(other, config, mixture))
+            row += f"  {_hours(seconds):>9}"
+        yield row
 
 
 def _describe_memory(

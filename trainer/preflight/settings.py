@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from pipeline.command_line.program import check_least
+from trainer.preflight.communication import parse_link
 from trainer.process.gpus import GPUS
 from trainer.settings import Phase, PretrainSettings
 
@@ -29,28 +30,43 @@ class DoctorSettings(PretrainSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanSettings(DoctorSettings):
-    """Says what a run will take: tokens, epochs, hours, memory by ZeRO stage, bandwidth.
+    """Says what a run will take: tokens, epochs, hours, communication, memory, bandwidth.
 
     It takes every flag of `python -m trainer pretrain` too, and so the run's --config.
 
     Attributes:
         world_size: How many ranks train, each on a GPU or on CPUs.
-        gpu: The GPU of a rank, known by its data sheet's TFLOP/s and memory. Ranks on CPUs also
-            need --peak_tflops.
+        gpu: The GPU of a rank, known by its data sheet: TFLOP/s in bf16 and fp32, memory, and the
+            link to the other GPUs of its node. Ranks on CPUs also need --peak_tflops.
+        node_size: Ranks of a node; more ranks than these must fill whole nodes.
+        link: The link between nodes: ndr is InfiniBand of 400 Gbit/s for every GPU; 400gbe and
+            100gbe are Ethernet with one port for a node; nvlink joins all GPUs as if they were in
+            one node. 4x100gbe means four ports for a node, and 25gbit or 100mbit is a rate of your
+            own.
+        compare: Numbers of ranks, such as 1 8 64, whose hours a table shows for each link.
     """
 
     world_size: int = 8
     gpu: Literal[
         "v100", "a100-40gb", "a100", "l4", "l40s", "h100", "h200", "b200", "mi300x", "cpu"
     ] = "h200"
+    node_size: int = 8
+    link: str = "ndr"
+    compare: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        check_least(self, world_size=1)
+        check_least(self, world_size=1, node_size=1)
+        for ranks in self.compare:
+            if ranks < 1:
+                raise ValueError(f"compare has {ranks}; numbers of ranks are at least 1")
+        parse_link(self.link)
         if self.gpu == "cpu" and self.peak_tflops is None:
             reached = "what one rank reaches in large products"
             raise ValueError(f"no data sheet is known for a CPU; give --peak_tflops, {reached}")
+        if not self.tflops:
+            raise ValueError(f"{self.gpu} has no {self.precision}; give --precision fp32")
 
     @property
     def tflops(self) -> float:
-        """TFLOP/s that the user gave, or those of the GPU's data sheet."""
-        return self.peak_tflops or GPUS[self.gpu].tflops
+        """TFLOP/s that the user gave, or those of the GPU's data sheet in the run's precision."""
+        return self.peak_tflops or GPUS[self.gpu].peak_tflops(self.precision)

@@ -243,7 +243,9 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     with together(ranks):
         if ranks.rank == 0:
             recorder = open_recorder(folder, settings, position.step)
-    gauge = Gauge(prepared.model_config, settings.phases, ranks, settings.peak_tflops)
+    gauge = Gauge(
+        prepared.model_config, settings.phases, ranks, settings.precision, settings.peak_tflops
+    )
     saver = CheckpointSaver(folder, settings.checkpoint, ranks, prepared.saved.store, progress.say)
     saver.prepare(trained.engine, trained.optimizer)
     safety = settings.safety

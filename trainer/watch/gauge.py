@@ -25,7 +25,12 @@ class Gauge:
     """Computes columns of metrics.jsonl from the counts and the time of a step."""
 
     def __init__(
-        self, config: BertConfig, phases: Sequence[Phase], ranks: Ranks, peak: float | None = None
+        self,
+        config: BertConfig,
+        phases: Sequence[Phase],
+        ranks: Ranks,
+        precision: str,
+        peak: float | None = None,
     ) -> None:
         """Prepares the measures of a run.
 
@@ -33,11 +38,12 @@ class Gauge:
             config: The model.
             phases: All phases of the run.
             ranks: The ranks of the job.
+            precision: Number format of the forward and backward passes, "bf16" or "fp32".
             peak: TFLOP/s of a device of which MFU is a share; None means those of the GPU's data
-                sheet. On a CPU there is no MFU without it.
+                sheet in this precision. On a CPU there is no MFU without it.
         """
         if ranks.device.type == "cuda" and peak is None:
-            peak = peak_tflops_of(torch.cuda.get_device_name(ranks.device))
+            peak = peak_tflops_of(torch.cuda.get_device_name(ranks.device), precision)
         self.peak_tflops = peak
         self._config = config
         self._phases = phases

@@ -1,0 +1,273 @@
+"""Holds what `plan` says of the wire to real runs on two nodes whose link is slow.
+
+    python -m scripts.soak.slow_wire --output scripts/soak/results/DATE-slow-wire-COMMIT.json
+
+The nodes are two network namespaces, and tc limits what each of them sends (`--rate`). Every case
+trains a small model whose gradients take far longer to send than to compute, first over the
+unlimited link, which shows what the machine takes for all else, and then over the slow one. The
+seconds of a step are those of metrics.jsonl. Its bytes are what the link counts from the end of the
+first step to the end of the last. Prints one JSON line; the exit code is 1 if the seconds of a case
+differ by more than 15 % from the plan. Linux and root only; needs iproute2 and the kernel's tbf. The
+namespaces and a temporary folder are removed at the end.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scripts.checkout import ROOT, describe_soak, make_parser
+
+LINK = "bertwire"
+PORT = 29_513
+STEPS = 5
+POLL_SECONDS = 0.02
+LIMIT_SECONDS = 900
+TOLERANCE = 0.15
+SEQ_LEN = 16
+MODEL = {"num_layers": 2, "hidden_size": 256, "num_heads": 4, "intermediate_size": 1_024}
+ONE = {"micro_tokens": 64}
+THREE = {"micro_tokens": 22}
+CASES = [
+    {"precision": "fp32", "zero_stage": 0, **ONE},
+    {"precision": "fp32", "zero_stage": 1, **ONE},
+    {"precision": "bf16", "zero_stage": 1, **ONE},
+    {"precision": "bf16", "zero_stage": 1, **THREE},
+    {"precision": "bf16", "zero_stage": 2, **ONE},
+    {"precision": "bf16", "zero_stage": 2, **THREE},
+]
+"""Settings of the runs. A rank's share of a step is at most 64 tokens, in 1 or 3 micro-batches."""
+
+
+def main() -> int:
+    """Runs all cases; returns 1 if the plan of one is wrong."""
+    parser = make_parser(__doc__)
+    parser.add_argument("--output", type=Path, help="JSON file for the result")
+    parser.add_argument("--rate", default="20mbit", help="rate of the link, as tc and plan take it")
+    options = parser.parse_args()
+    if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
+        parser.error("needs root, and ip and tc of iproute2")
+    result = {**describe_soak("slow_wire"), "rate": options.rate, "cases": measure(options.rate)}
+    print(json.dumps(result))
+    if options.output:
+        options.output.parent.mkdir(parents=True, exist_ok=True)
+        options.output.write_text(json.dumps(result, indent=1) + "\n")
+    return int(any(abs(case["measured_over_planned"] - 1) > TOLERANCE for case in result["cases"]))
+
+
+def measure(rate: str) -> list[dict[str, Any]]:
+    """Returns every case with its planned and measured seconds and bytes of a step.
+
+    Args:
+        rate: The rate of the link, such as 20mbit.
+    """
+    from tests.trainer.tiny_dataset import write_tiny_dataset
+
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="beambert-slow-wire-") as name:
+        folder = Path(name)
+        write_tiny_dataset(folder / "data", instances=200, has_validation=False)
+        with linked_nodes() as nodes:
+            for number, case in enumerate(CASES):
+                row = measure_case(folder, nodes, rate, number, case)
+                print(json.dumps(row), file=sys.stderr)
+                rows.append(row)
+    return rows
+
+
+def measure_case(
+    folder: Path, nodes: list[str], rate: str, number: int, case: dict[str, Any]
+) -> dict[str, Any]:
+    """Trains, and compares the steps after the first one with their plan.
+
+    Args:
+        folder: A folder for the runs, with the dataset.
+        nodes: Names of the namespaces.
+        rate: The rate of the link.
+        number: Number of the case.
+        case: Settings of the runs.
+    """
+    output = folder / f"run-{number}"
+    limit_link(nodes, None)
+    train(folder, nodes, output.with_suffix(".unlimited"), case)
+    computing = seconds_of_step(output.with_suffix(".unlimited"))
+    limit_link(nodes, rate)
+    sent = train(folder, nodes, output, case)
+    seconds = seconds_of_step(output)
+    planned = plan_case(folder, rate, case, computing)
+    return {
+        **case,
+        "computing_seconds": round(computing, 3),
+        "planned_seconds": round(planned["seconds"], 3),
+        "measured_seconds": round(seconds, 3),
+        "measured_over_planned": round(seconds / planned["seconds"], 3),
+        "planned_bytes": round(planned["bytes"]),
+        "measured_bytes": round((sent[STEPS] - sent[1]) / (STEPS - 1)),
+    }
+
+
+def seconds_of_step(output: Path) -> float:
+    """Returns the median of the seconds of all steps but the first."""
+    return statistics.median(row["seconds"] for row in train_rows(output)[1:])
+
+
+def train_rows(output: Path) -> list[dict[str, Any]]:
+    """Returns the rows of metrics.jsonl so far, one for each step."""
+    path = output / "metrics.jsonl"
+    if not path.exists():
+        return []
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [row for row in rows if row["split"] == "train"]
+
+
+def plan_case(folder: Path, rate: str, case: dict[str, Any], computing: float) -> dict[str, float]:
+    """Returns the seconds, and the bytes that a rank sends, in a step by `trainer plan`.
+
+    Args:
+        folder: The folder with the dataset.
+        rate: The rate of the link.
+        case: Settings of the runs.
+        computing: Seconds of a step over the unlimited link.
+    """
+    from trainer.model.config import ModelSettings
+    from trainer.preflight.plan import plan_phases
+    from trainer.preflight.settings import PlanSettings
+    from trainer.settings import Phase
+    from trainer.stream.order.source import open_mixture
+
+    phase = Phase(**phase_settings())
+    settings = PlanSettings(
+        data=[str(folder / "data")],
+        phases=[phase],
+        model=ModelSettings("tiny", MODEL),
+        world_size=2,
+        node_size=1,
+        link=rate,
+        gpu="cpu",
+        peak_tflops=1.0,
+        **case,
+    )
+    mixture = open_mixture(settings.data, None)
+    config = settings.model_config(mixture[0].dataset.manifest.vocab_size)
+    [plan] = plan_phases(settings, config, mixture)
+    reached = plan.step.computing / computing
+    [plan] = plan_phases(replace(settings, peak_tflops=reached), config, mixture)
+    return {"seconds": plan.step.seconds, "bytes": plan.traffic.total_bytes}
+
+
+def phase_settings() -> dict[str, Any]:
+    """Returns the settings of the one phase of a run."""
+    return {"seq_len": SEQ_LEN, "global_batch": 8, "steps": STEPS, "peak_lr": 1e-3}
+
+
+def train(folder: Path, nodes: list[str], output: Path, case: dict[str, Any]) -> dict[int, int]:
+    """Trains with one rank on each node.
+
+    Returns:
+        The bytes that the first node had sent at the end of each step.
+
+    Raises:
+        RuntimeError: A rank failed; the message has the end of its output.
+    """
+    config = {
+        **case,
+        "phases": [phase_settings()],
+        "model": {"preset": "tiny", "overrides": MODEL},
+        "validation": {"interval": 0},
+        "checkpoint": {"interval": 0},
+        "safety": {"weights_interval": 0},
+        "compile": False,
+    }
+    Path(f"{output}.yaml").write_text(yaml.safe_dump(config))
+    inherited = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("RANK", "WORLD_SIZE", "LOCAL_"))
+    }
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": LINK}
+    processes = []
+    for rank, node in enumerate(nodes):
+        address = ["--master_addr", "10.78.0.1", "--master_port", str(PORT)]
+        place = ["--nnodes", "2", "--nproc_per_node", "1", "--node_rank", str(rank), *address]
+        command = ["ip", "netns", "exec", node, sys.executable, "-m", "torch.distributed.run"]
+        flags = ["--config", f"{output}.yaml", "--data", f"{folder}/data", "--output", str(output)]
+        with Path(f"{output}-{rank}.log").open("w") as log:
+            process = subprocess.Popen(
+                [*command, *place, "-m", "trainer", "pretrain", *flags],
+                cwd=folder,
+                env=inherited | own,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        processes.append(process)
+    sent: dict[int, int] = {}
+    deadline = time.monotonic() + LIMIT_SECONDS
+    try:
+        while any(process.poll() is None for process in processes):
+            sent.setdefault(len(train_rows(output)), bytes_sent(nodes[0]))
+            time.sleep(POLL_SECONDS)
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{case}: not finished after {LIMIT_SECONDS} seconds")
+    finally:
+        for process in processes:
+            process.kill()
+    for rank, process in enumerate(processes):
+        if process.returncode:
+            text = Path(f"{output}-{rank}.log").read_text()[-2_000:]
+            raise RuntimeError(f"{case}: exit code {process.returncode}: {text}")
+    return sent
+
+
+def bytes_sent(node: str) -> int:
+    """Returns the bytes that a node has sent over the link, with the headers of the packets."""
+    command = ["ip", "-n", node, "-s", "-json", "link", "show", LINK]
+    found = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return int(json.loads(found)[0]["stats64"]["tx"]["bytes"])
+
+
+@contextlib.contextmanager
+def linked_nodes() -> Iterator[list[str]]:
+    """Yields the names of two namespaces that a link joins, and removes them at the end."""
+    nodes = [f"bert-wire-{letter}-{os.getpid()}" for letter in "ab"]
+    try:
+        for node in nodes:
+            _do(f"ip netns add {node}")
+        first, second = nodes
+        _do(f"ip link add {LINK} netns {first} type veth peer name {LINK} netns {second}")
+        for number, node in enumerate(nodes, start=1):
+            _do(f"ip -n {node} address add 10.78.0.{number}/24 dev {LINK}")
+            for link in ("lo", LINK):
+                _do(f"ip -n {node} link set {link} up")
+        yield nodes
+    finally:
+        for node in nodes:
+            subprocess.run(["ip", "netns", "delete", node], check=False, capture_output=True)
+
+
+def limit_link(nodes: list[str], rate: str | None) -> None:
+    """Limits what each node sends to a rate such as 20mbit; None takes the limit away."""
+    for node in nodes:
+        place = f"tc -n {node} qdisc"
+        if rate is None:
+            subprocess.run(f"{place} del dev {LINK} root".split(), check=False, capture_output=True)
+        else:
+            _do(f"{place} replace dev {LINK} root tbf rate {rate} burst 64kb latency 100ms")
+
+
+def _do(command: str) -> None:
+    subprocess.run(command.split(), check=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,179 @@
+from dataclasses import replace
+
+import pytest
+
+from trainer.model.config import Lengths, ModelSettings, num_parameters, preset
+from trainer.preflight.communication import (
+    StepTime,
+    Traffic,
+    Wire,
+    count_traffic,
+    join_ranks,
+    parse_link,
+    time_step,
+)
+from trainer.preflight.plan import describe_plan, find_used_batch, time_phase_step
+from trainer.preflight.settings import PlanSettings
+from trainer.process.gpus import GPUS
+from trainer.settings import Phase
+
+CONFIG = preset("large")
+SIZE = num_parameters(CONFIG)
+FULL = Lengths(128, 128**2, 19.2)
+
+
+def settings_of(**changes):
+    phases = [Phase(seq_len=128, global_batch=256, steps=900_000, peak_lr=1e-4)]
+    chosen = {"phases": phases, "model": ModelSettings("large"), "precision": "bf16"}
+    return PlanSettings(**{**chosen, "world_size": 64, "micro_tokens": 32_768, **changes})
+
+
+@pytest.mark.parametrize(
+    ("text", "node_size", "gigabytes"),
+    [
+        ("ndr", 8, 400), ("ndr", 4, 200), ("400gbe", 8, 50), ("100gbe", 8, 12.5),
+        ("4x100gbe", 8, 50), ("2x25gbit", 8, 6.25), ("25gbit", 8, 3.125), ("100mbit", 1, 0.0125),
+        ("2.5gbit", 1, 0.3125),
+    ],
+)  # fmt: skip
+def test_what_a_node_can_send(text, node_size, gigabytes):
+    assert parse_link(text).node_bytes(node_size) == pytest.approx(gigabytes * 1e9)
+
+
+def test_nvlink_is_no_link_between_nodes():
+    assert parse_link("nvlink") is None
+
+
+@pytest.mark.parametrize(
+    "text", ["hdr", "0gbit", "gbit", "100", "0x100gbe", "4xnvlink", "-1gbit", ""]
+)
+def test_an_unknown_link_is_refused_with_the_list(text):
+    with pytest.raises(ValueError, match=r"link is '.*'; give one of nvlink, ndr, 400gbe, 100gbe,"):
+        parse_link(text)
+
+
+@pytest.mark.parametrize(
+    ("link", "gpu", "ranks", "node_size", "gigabytes", "trip_microseconds"),
+    [
+        # 8.4 to start, 3.4 for a hop of NVLink, 5.7 of PCIe, 9.6 between nodes.
+        ("ndr", "h200", 8, 8, 0.9 * 450, 8.4 + 7 * 3.4),
+        ("ndr", "h200", 64, 8, 0.9 * 400, 8.4 + 56 * 3.4 + 7 * 9.6),
+        ("100gbe", "h200", 64, 8, 0.9 * 12.5, 8.4 + 56 * 3.4 + 7 * 9.6),
+        ("nvlink", "b200", 64, 8, 0.9 * 900, 8.4 + 63 * 3.4),
+        ("ndr", "l4", 16, 8, 0.9 * 32, 8.4 + 14 * 5.7 + 9.6),  # PCIe is the slower of the two
+        ("400gbe", "l4", 2, 1, 0.9 * 50, 8.4 + 9.6),
+        ("100mbit", "cpu", 2, 1, 0.9 * 0.0125, 8.4 + 9.6),
+    ],
+)
+def test_the_slower_link_decides(link, gpu, ranks, node_size, gigabytes, trip_microseconds):
+    wire = join_ranks(link, gpu, GPUS[gpu], ranks, node_size)
+    assert wire.bytes_per_second == pytest.approx(gigabytes * 1e9)
+    assert wire.trip_seconds == pytest.approx(trip_microseconds * 1e-6)
+
+
+def test_processes_of_one_cpu_are_not_timed():
+    wire = join_ranks("ndr", "cpu", GPUS["cpu"], 2, 8)
+    assert time_step(Traffic(8e9, 2e9, 2, 1, 1, overlaps=False), wire, 1.0, 1).seconds == 1.0
+    assert wire.description == "within a node memory, whose time is not counted"
+
+
+@pytest.mark.parametrize(
+    ("stage", "precision", "micro_batches", "gradients", "weights"),
+    [
+        (0, "fp32", 1, 8, 0), (0, "fp32", 3, 8, 0),
+        (1, "fp32", 3, 8, 4), (1, "bf16", 1, 8, 2), (1, "bf16", 3, 8, 2),
+        (2, "bf16", 1, 8, 2), (2, "bf16", 3, 24, 2), (2, "fp32", 3, 24, 4),
+        (3, "bf16", 1, 4, 4), (3, "bf16", 3, 12, 12),
+    ],
+)  # fmt: skip
+def test_bytes_of_a_parameter(stage, precision, micro_batches, gradients, weights):
+    traffic = count_traffic(CONFIG, stage, precision, 4, micro_batches)
+    assert traffic.gradient_bytes == gradients * SIZE * 3 / 4
+    assert traffic.weight_bytes == weights * SIZE * 3 / 4
+    assert traffic.total_bytes == (gradients + weights) * SIZE * 3 / 4
+
+
+def test_a_single_rank_sends_nothing():
+    assert count_traffic(CONFIG, 1, "bf16", 1, 1).total_bytes == 0
+    wire = join_ranks("ndr", "h200", GPUS["h200"], 1, 8)
+    assert time_step(count_traffic(CONFIG, 1, "bf16", 1, 1), wire, 2.0, 1) == StepTime(2.0)
+
+
+def test_gradients_hide_behind_the_last_backward_pass():
+    # 4 GB and 2 GB at 1 GB/s; 4 trips of 0.1 s carry 4 buckets of gradients, and 2 carry weights.
+    wire = Wire(2, 2, 1e9, 0.1, "")
+    traffic = Traffic(4e9, 2e9, 4, 2, 4, overlaps=True)
+    shown = time_step(replace(traffic, overlaps=False), wire, 3.0, 1)
+    assert (shown.wire, shown.hidden, shown.seconds) == (
+        pytest.approx(6.6),
+        0.0,
+        pytest.approx(9.6),
+    )
+    # Two thirds of 3 s are a backward pass.
+    hidden = time_step(traffic, wire, 3.0, 1)
+    assert (hidden.wire, hidden.hidden) == (pytest.approx(6.6), pytest.approx(2.0))
+    assert hidden.seconds == pytest.approx(7.6)
+    assert hidden.waiting_share == pytest.approx(4.6 / 7.6)
+    # Of three micro-batches only the last one hides anything.
+    assert time_step(traffic, wire, 3.0, 3).hidden == pytest.approx(2 / 3)
+    assert time_step(traffic, wire, 3.0, 1, recomputes=True).hidden == pytest.approx(2.25)
+    # The last of four buckets, 1.1 s, has nothing to hide behind.
+    assert time_step(traffic, wire, 30.0, 1).hidden == pytest.approx(3.3)
+
+
+def test_hours_stop_falling_where_the_wire_is_the_limit():
+    phase = settings_of().phases[0]
+    seconds = {}
+    for ranks in (1, 8, 64):
+        step = time_phase_step(phase, CONFIG, FULL, settings_of(world_size=ranks, link="100gbe"))
+        seconds[ranks] = step.seconds
+    assert 5 < seconds[1] / seconds[8] < 8
+    assert seconds[64] > seconds[8]
+
+
+@pytest.mark.parametrize("changes", [{}, {"link": "100gbe"}, {"world_size": 2, "gpu": "l4"}])
+def test_the_batch_that_uses_the_gpus_is_the_smallest(changes):
+    settings = settings_of(**changes)
+    [phase] = settings.phases
+    found = find_used_batch(phase, CONFIG, FULL, settings)
+    shares = [
+        time_phase_step(replace(phase, global_batch=batch), CONFIG, FULL, settings).waiting_share
+        for batch in (found, found - settings.world_size)
+        if batch
+    ]
+    assert found % settings.world_size == 0
+    assert shares[0] < 0.1
+    assert all(share >= 0.1 for share in shares[1:])
+
+
+def test_precisions_have_rates_of_their_own():
+    phase = settings_of().phases[0]
+    seconds = {
+        (gpu, precision): time_phase_step(
+            phase, CONFIG, FULL, settings_of(world_size=1, gpu=gpu, precision=precision)
+        ).seconds
+        for gpu in ("h200", "l4")
+        for precision in ("bf16", "fp32")
+    }
+    assert seconds["h200", "fp32"] / seconds["h200", "bf16"] == pytest.approx(989 / 67)
+    assert seconds["l4", "bf16"] / seconds["h200", "bf16"] == pytest.approx(989 / 121)
+    assert seconds["l4", "fp32"] / seconds["l4", "bf16"] == pytest.approx(121 / 30.3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"link": "hdr"}, "link is 'hdr'; give one of nvlink, ndr, 400gbe, 100gbe"),
+        ({"world_size": 12}, "12 ranks do not fill nodes of 8; give a multiple of 8, or"),
+        ({"node_size": 0}, "node_size is 0; it must be at least 1"),
+        ({"compare": [8, 12]}, "12 ranks do not fill nodes of 8"),
+        ({"compare": [0]}, "compare has 0; numbers of ranks are at least 1"),
+        ({"compare": [512]}, "global_batch of 256 instances for 512 ranks"),
+        ({"world_size": 512}, "phase 1 has a global_batch of 256 instances for 512 ranks"),
+        ({"gpu": "l4", "link": "nvlink"}, "link is nvlink, but l4 has PCIe 4"),
+        ({"gpu": "v100"}, "v100 has no bf16; give --precision fp32"),
+    ],
+)
+def test_what_cannot_be_is_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        list(describe_plan(settings_of(**wrong)))

@@ -1,0 +1,286 @@
+"""Computes what the ranks send to each other in a step, and how long that takes.
+
+Ranks form a ring, as NCCL and Gloo arrange them for large tensors. A reduce-scatter or an
+all-gather of n bytes is one trip around it: every one of N ranks sends (N - 1) / N * n bytes to its
+neighbour. An all-reduce is both, two trips. The ring leaves and enters every node once, so that the
+links between nodes carry what one rank sends, and the links within a node carry the same.
+
+Time follows the alpha-beta model: a trip takes alpha, which depends on the number of ranks alone,
+and beta for every byte. Alpha is that of NCCL's own model (src/graph/tuning.cc, the ring with the
+protocol Simple), beta that of the slower kind of link.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+
+from trainer.engine.deepspeed_config import bucket_elements
+from trainer.model.config import BertConfig, num_parameters
+from trainer.process.gpus import Gpu
+
+_FP32 = 4
+RATE_SHARE = 0.9
+"""Share of a link's stated rate that large messages reach; the rest is headers and gaps.
+
+TCP over Ethernet reaches 0.95 of it at best. scripts/soak/slow_wire.py measures the whole.
+"""
+_TRIP_SECONDS = 8.4e-6
+"""Seconds to start a trip around the ring, however many ranks there are."""
+_HOP_SECONDS = {"NVLink": 3.4e-6, "Infinity Fabric": 3.4e-6, "PCIe": 5.7e-6, "network": 9.6e-6}
+"""Seconds from one rank of the ring to the next, by the kind of link between them."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A kind of link between nodes.
+
+    Attributes:
+        gigabits: Gbit/s of one port in one direction.
+        ports: Number of ports of a node; 0 for one port for every GPU.
+        description: The link in words.
+    """
+
+    gigabits: float
+    ports: int
+    description: str
+
+    def node_bytes(self, node_size: int) -> float:
+        """Returns the bytes per second that a node of `node_size` ranks can send."""
+        return self.gigabits / 8 * 1e9 * (self.ports or node_size)
+
+
+NVLINK = "nvlink"
+"""Name of the link that joins all GPUs as if they were in one node."""
+LINKS = {
+    "ndr": Link(400, 0, "InfiniBand NDR, 400 Gbit/s for every GPU"),
+    "400gbe": Link(400, 1, "400 Gbit/s Ethernet, one port for a node"),
+    "100gbe": Link(100, 1, "100 Gbit/s Ethernet, one port for a node"),
+}
+"""Links between nodes by name. As in NVIDIA's DGX, every GPU has an InfiniBand port of its own."""
+_LINK = re.compile(
+    r"(?:(?P<ports>[1-9]\d*)x)?(?:(?P<rate>\d+(\.\d+)?)(?P<unit>[mg]bit)|(?P<name>\w+))"
+)
+
+
+def parse_link(text: str) -> Link | None:
+    """Returns the link that `--link` names; None for NVLink between all GPUs.
+
+    Args:
+        text: "nvlink", a name in `LINKS`, or a rate such as 25gbit or 100mbit for a node. 4x100gbe
+            and 4x25gbit are four ports for a node.
+
+    Raises:
+        ValueError: There is no such link.
+    """
+    match = _LINK.fullmatch(text)
+    rate = float(match["rate"] or 0) if match else 0.0
+    ports = int(match["ports"] or 0) if match else 0
+    if text == NVLINK:
+        return None
+    if match and match["name"] in LINKS:
+        link = LINKS[match["name"]]
+        if not ports:
+            return link
+        return Link(link.gigabits, ports, f"{ports} x {link.gigabits:g} Gbit/s for a node")
+    if match and rate > 0:
+        gigabits = rate / 1e3 if match["unit"] == "mbit" else rate
+        words = f"{rate:g} {match['unit'][0].upper()}bit/s for a node"
+        return Link(gigabits, ports or 1, f"{ports} x {words}" if ports else words)
+    raise ValueError(
+        f"link is {text!r}; give one of {', '.join([NVLINK, *LINKS])}, or the rate of a node's link"
+        " such as 25gbit or 100mbit; 4x100gbe means four ports for a node"
+    )
+
+
+@dataclass(frozen=True)
+class Wire:
+    """The ring of a run's ranks.
+
+    Attributes:
+        ranks: Number of ranks.
+        nodes: Number of nodes.
+        bytes_per_second: What a rank, or a node, can send in one direction: the least of the
+            links. Infinite if no rate is known, as between processes on one CPU.
+        trip_seconds: Seconds of a trip around the ring without a byte.
+        description: The links in words.
+    """
+
+    ranks: int
+    nodes: int
+    bytes_per_second: float
+    trip_seconds: float
+    description: str
+
+
+def join_ranks(link_name: str, gpu_name: str, gpu: Gpu, ranks: int, node_size: int) -> Wire:
+    """Returns the ring of some ranks.
+
+    Args:
+        link_name: The link between nodes, as `parse_link` takes it.
+        gpu_name: Name of the GPU, for messages.
+        gpu: The GPU, which has the link within a node.
+        ranks: Number of ranks.
+        node_size: The most ranks of a node. A single node may have fewer.
+
+    Raises:
+        ValueError: There is no such link, the GPU has no NVLink, or a node would not be full.
+    """
+    link = parse_link(link_name)
+    if link is None and gpu.peers != "NVLink":
+        raise ValueError(f"link is nvlink, but {gpu_name} has {gpu.peers}; give another --link")
+    if link is None or ranks <= node_size:
+        link = None
+        node_size = ranks
+    if ranks % node_size:
+        raise ValueError(
+            f"{ranks} ranks do not fill nodes of {node_size}; give a multiple of {node_size}, or"
+            " the ranks of a node by --node_size"
+        )
+    nodes = ranks // node_size
+    rates = []
+    words = []
+    if node_size > 1 and gpu.peer_gigabytes:
+        rates.append(gpu.peer_gigabytes * 1e9)
+        words.append(f"within a node {gpu.peers}, {gpu.peer_gigabytes:g} GB/s for every GPU")
+    elif node_size > 1:
+        words.append(f"within a node {gpu.peers}, whose time is not counted")
+    if link is not None and nodes > 1:
+        rates.append(link.node_bytes(node_size))
+        words.append(f"between {nodes} nodes of {node_size} {link.description}")
+    inner = _HOP_SECONDS.get(gpu.peers.split()[0], 0.0)
+    hops = (ranks - nodes) * inner + (nodes - 1) * _HOP_SECONDS["network"]
+    return Wire(
+        ranks=ranks,
+        nodes=nodes,
+        bytes_per_second=RATE_SHARE * min(rates, default=math.inf),
+        trip_seconds=_TRIP_SECONDS + hops if rates else 0.0,
+        description="; ".join(words),
+    )
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What one rank sends in a step.
+
+    Attributes:
+        gradient_bytes: Bytes of gradients.
+        weight_bytes: Bytes of weights.
+        gradient_trips: Trips around the ring that gradients take.
+        weight_trips: Trips around the ring that weights take.
+        buckets: Number of parts that the gradients of all parameters are sent in.
+        overlaps: Whether gradients travel while the last backward pass of the step computes.
+    """
+
+    gradient_bytes: float
+    weight_bytes: float
+    gradient_trips: int
+    weight_trips: int
+    buckets: int
+    overlaps: bool
+
+    @property
+    def total_bytes(self) -> float:
+        """Bytes that one rank sends in a step."""
+        return self.gradient_bytes + self.weight_bytes
+
+
+def count_traffic(
+    config: BertConfig, zero_stage: int, precision: str, ranks: int, micro_batches: int
+) -> Traffic:
+    """Returns what a rank sends in a step.
+
+    For every parameter a rank sends so many bytes, times (N - 1) / N:
+
+        stage   gradients, always in fp32           weights
+        0       8       all-reduced once            none: every rank updates all of them
+        1       8       all-reduced once            4 in fp32, 2 in bf16, gathered once
+        2       8 k     all-reduced k times         4 in fp32, 2 in bf16, gathered once
+        3       4 k     reduce-scattered k times    8 k in fp32, 4 k in bf16, gathered twice in each
+
+    Here k is the number of micro-batches of the step. What is reduced or gathered at once is a
+    bucket (`bucket_elements`), and each bucket is a trip, or two if it is all-reduced.
+
+    Args:
+        config: The model.
+        zero_stage: ZeRO stage, 0 to 3.
+        precision: Number format of the weights, "fp32" or "bf16".
+        ranks: Number of ranks, N.
+        micro_batches: Micro-batches of a rank in a step, k.
+    """
+    size = num_parameters(config)
+    buckets = math.ceil(size / bucket_elements(size, config.vocab_size * config.hidden_size))
+    sent = size * (ranks - 1) / ranks
+    weight = 2 if precision == "bf16" else _FP32
+    gradient_trips = 1 if zero_stage == 3 else 2
+    reductions = micro_batches if zero_stage >= 2 else 1
+    gathers = (0, 1, 1, 2 * micro_batches)[zero_stage]
+    return Traffic(
+        gradient_bytes=sent * _FP32 * gradient_trips * reductions,
+        weight_bytes=sent * weight * gathers,
+        gradient_trips=buckets * gradient_trips * reductions,
+        weight_trips=buckets * gathers,
+        buckets=buckets,
+        overlaps=False,
+    )
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """The seconds of a step.
+
+    Attributes:
+        computing: Seconds of arithmetic.
+        wire: Seconds in which bytes travel.
+        hidden: Seconds of `wire` in which the ranks compute as well.
+    """
+
+    computing: float
+    wire: float = 0.0
+    hidden: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the step."""
+        return self.computing + self.waiting
+
+    @property
+    def waiting(self) -> float:
+        """Seconds in which the ranks wait for the wire."""
+        return self.wire - self.hidden
+
+    @property
+    def waiting_share(self) -> float:
+        """Share of the step in which the ranks wait for the wire."""
+        return self.waiting / self.seconds if self.waiting else 0.0
+
+
+def time_step(
+    traffic: Traffic, wire: Wire, computing: float, micro_batches: int, recomputes: bool = False
+) -> StepTime:
+    """Returns how long a step takes.
+
+    Gradients that overlap can hide behind the backward pass of the last micro-batch, which is two
+    thirds of it, or three quarters if layers are computed again. All but the last bucket, that is:
+    it is complete when the pass ends.
+
+    Args:
+        traffic: What a rank sends.
+        wire: The ring.
+        computing: Seconds of a rank's arithmetic in the step.
+        micro_batches: Micro-batches of a rank in the step.
+        recomputes: Whether activations are computed again in the backward pass.
+    """
+    if wire.ranks == 1:
+        return StepTime(computing)
+    gradients = _seconds(wire, traffic.gradient_bytes, traffic.gradient_trips)
+    weights = _seconds(wire, traffic.weight_bytes, traffic.weight_trips)
+    hidden = 0.0
+    if traffic.overlaps:
+        backward = computing / micro_batches * (3 / 4 if recomputes else 2 / 3)
+        hidden = min(backward, gradients - gradients / traffic.buckets)
+    return StepTime(computing, gradients + weights, hidden)
+
+
+def _seconds(wire: Wire, num_bytes: float, trips: int) -> float:
+    """Returns the seconds of some trips around the ring in which a rank sends some bytes."""
+    return trips * wire.trip_seconds + num_bytes / wire.bytes_per_second
