@@ -7,8 +7,8 @@ trains a small model whose gradients take far longer to send than to compute, fi
 unlimited link, which shows what the machine takes for all else, and then over the slow one. The
 seconds of a step are those of metrics.jsonl. Its bytes are what the link counts from the end of the
 first step to the end of the last. Prints one JSON line; the exit code is 1 if the seconds of a case
-differ by more than 15 % from the plan. Linux and root only; needs iproute2 and the kernel's tbf. The
-namespaces and a temporary folder are removed at the end.
+differ by more than 15 % from the plan. Linux and root only; needs iproute2 and the kernel with tbf.
+The namespaces and a temporary folder are removed at the end.
 """
 
 import contextlib
