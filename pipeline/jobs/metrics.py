@@ -1,6 +1,8 @@
 """Reports counters and distributions, which a runner shows while a job is at work."""
 
 from collections.abc import Mapping
+from functools import cache
+from typing import Any
 
 from apache_beam.metrics import Metrics
 
@@ -10,10 +12,22 @@ _NAMESPACE = "beambert"
 def count(numbers: Mapping[str, int]) -> None:
     """Adds each number to the job's counter of that name. Outside a job it does nothing."""
     for name, number in numbers.items():
-        Metrics.counter(_NAMESPACE, name).inc(number)
+        _counter(name).inc(number)
 
 
 def observe(numbers: Mapping[str, float]) -> None:
     """Adds each number, rounded, to the job's distribution of that name."""
     for name, number in numbers.items():
-        Metrics.distribution(_NAMESPACE, name).update(round(number))
+        _distribution(name).update(round(number))
+
+
+@cache  # making one takes as long as several updates
+def _counter(name: str) -> Any:
+    """Returns the counter of a name."""
+    return Metrics.counter(_NAMESPACE, name)
+
+
+@cache
+def _distribution(name: str) -> Any:
+    """Returns the distribution of a name."""
+    return Metrics.distribution(_NAMESPACE, name)

@@ -11,21 +11,77 @@ import apache_beam as beam
 
 from pipeline.documents import Document
 from pipeline.documents.source import Source
+from pipeline.transforms.encoded_samples import RejectedSample
 from pipeline.transforms.plain_values import as_mapping, to_plain
+from pipeline.transforms.shard_plan import DEFAULT_NAME
 from pipeline.transforms.tokens import WriteTokens
 from pipeline.transforms.webdataset import WriteToWebDataset
 
 
-def write_to_webdataset(url: str, key: str = "id", **settings: Any) -> beam.PTransform:
+def write_to_webdataset(
+    url: str,
+    key: str = "id",
+    name: str = DEFAULT_NAME,
+    max_bytes: int = 2**28,
+    max_samples: int = 100_000,
+    num_shards: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    error_handling: Mapping[str, str] | None = None,
+) -> beam.PTransform:
     """Returns a transform that writes rows as samples by `WriteToWebDataset`.
 
     Args:
         url: The folder of the shards.
         key: The field that holds the key of a sample. Every other field is an entry, whose
             extension is the field's name.
-        **settings: Other arguments of `WriteToWebDataset`.
+        name: The beginning of the shards' names.
+        max_bytes: The largest size of a shard, in bytes.
+        max_samples: The most samples of a shard.
+        num_shards: About how many shards there are to be, if that is known.
+        storage_options: Options of the fsspec filesystem.
+        error_handling: `{output: NAME}` leaves out rows that cannot be written. The output of that
+            name has a row (`reason`, `key`, `msg`) for each of them. Without it such a row ends the
+            job.
+
+    Raises:
+        ValueError: error_handling has no `output`, or something else.
     """
-    return "Samples" >> beam.Map(to_sample, key) | WriteToWebDataset(url, **settings)
+    if error_handling is not None and {*error_handling} != {"output"}:
+        found = dict(error_handling)
+        raise ValueError(f"error_handling is {found}, expected {{output: NAME}}")
+    write = WriteToWebDataset(
+        url,
+        name,
+        max_bytes,
+        max_samples,
+        storage_options,
+        num_shards=num_shards,
+        on_bad_sample="stop" if error_handling is None else "reject",
+    )
+    to_samples = "Samples" >> beam.Map(to_sample, key)
+    if error_handling is None:
+        return to_samples | write
+    return to_samples | write | _RejectedRows(error_handling["output"])
+
+
+class _RejectedRows(beam.PTransform):  # type: ignore[misc]
+    """Turns the rejected samples of WriteToWebDataset into rows, in an output of a given name."""
+
+    def __init__(self, output: str) -> None:
+        super().__init__()
+        self._output = output
+
+    def expand(self, written: Mapping[str, beam.PCollection]) -> dict[str, beam.PCollection]:
+        """Adds the conversion; returns both outputs."""
+        return {
+            "good": written["urls"],
+            self._output: written["rejected"] | "RejectedRows" >> beam.Map(to_rejected_row),
+        }
+
+
+def to_rejected_row(rejected: RejectedSample) -> beam.Row:
+    """Returns a rejected sample as a row of three texts."""
+    return beam.Row(reason=rejected.reason, key=rejected.key, msg=rejected.message)
 
 
 def write_tokens(

@@ -1,147 +1,80 @@
 """Writes samples of a PCollection as WebDataset shards; equal samples give equal bytes.
 
-    sample | EncodeSamples | PlanShards (what each shard must hold)
-                           | ToShards | GroupByKey | WriteShards | ListShards | FinishDataset
+    sample | EncodeSamples | ToSizeRows | GroupSizes | PlanRanges | PlanShards   (the plan)
+                           | ToShards   | GroupByKey | WriteShards               (reads the plan)
+                                                     | ListShards | FinishDataset
 
-Samples are ordered by the hash of their keys, and each shard holds a range of hashes. What a shard
-must hold is counted without the shuffle, and the row about a written shard has a seal. So if a
+Samples are ordered by the hash of their keys, and each shard holds a range of hashes. The plan says
+where each shard begins and what it must hold; `pipeline.transforms.shard_plan` makes it. The plan
+is counted without the shuffle of the samples, and the row about a written shard has a seal. So if a
 runner loses, repeats or changes elements, the job ends with an error. Nothing is written before the
 pipeline runs.
+
+A sample's shard is known when all samples have been counted. Until then the runner must keep the
+encoded samples, and then it shuffles them, so it moves them twice. One shuffle is possible only if
+a sample's place in it follows from the sample alone, that is if hashes are divided into a number of
+ranges that is known before. `num_shards` gives that number, and ToRanges replaces ToShards: the
+samples are shuffled while they are counted, and the plan is read only where they are written.
 """
 
-import gzip
+import copy
 import hashlib
-import io
 import os
 import re
 import reprlib
 import tarfile
 import time
-from bisect import bisect
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache
-from itertools import chain, pairwise
-from typing import Any, NamedTuple
+from dataclasses import replace
+from itertools import groupby, pairwise
+from typing import Any
 from zlib import crc32
 
 import apache_beam as beam
+from apache_beam.transforms.error_handling import ErrorHandler
 
 from pipeline.jobs import metrics
 from pipeline.shards.records import json_bytes
-from pipeline.shards.shard_file import end_of_tar, pack_member
+from pipeline.shards.shard_file import end_of_tar
 from pipeline.storage.folder import Folder
 from pipeline.storage.local import TEMPORARY_MARK, find_temporaries
 from pipeline.storage.secret_values import hide
+from pipeline.transforms.encoded_samples import (
+    DOUBLED_KEY,
+    HASH_BYTES,
+    BadSampleError,
+    RejectedSample,
+    decode_sample,
+    encode_sample,
+)
 from pipeline.transforms.input import in_one_window, place_of, refuse_second_writer
-from pipeline.transforms.plain_values import to_plain
+from pipeline.transforms.shard_plan import (
+    DEFAULT_NAME,
+    MANIFEST,
+    Plan,
+    ShardRule,
+    Tally,
+    plan_range,
+    plan_shards,
+    shards_of,
+    to_range,
+    to_shard,
+    to_size_row,
+)
 
-DEFAULT_NAME = "shard"
-MANIFEST = "manifest.json"
-WIDS_INDEX = "shards.json"
 _FORMAT = "webdataset shards 1"
 _COLUMNS = ("name", "samples", "bytes", "sha256")  # of a shard in the manifest
-_HASH_BYTES = 16
-_CELL_BYTES = 2  # samples whose hashes begin with the same bytes are in the same shard
 _OTHER = "is of another dataset; give another folder or name, or delete what is there"
 _ONE_WRITER = "join the branches by beam.Flatten(), or give each another name= or folder"
-_NOTES_OF_WEBDATASET = {"__key__", "__url__", "__local_path__"}
-"""Entries that webdataset adds to what it reads; all but the key are left out."""
-_OF_TREES = {"json", "jsn", "mp", "msgpack", "msg", "cbor"}
-"""Extensions whose values may hold rows."""
 _ANY_SHARD = re.compile(r"[\w.-]+-\d{6,}\.tar")
-_NOT_IN_NAMES = r"/\\\0\ud800-\udfff"
 _ADVICE = "the runner loses, repeats or changes what it delivers: run again, or on another runner"
-
-
-class Tally(NamedTuple):
-    """The size of a set of samples.
-
-    Attributes:
-        samples: Number of samples.
-        num_bytes: Bytes that their members take in a tar, with headers and padding but without the
-            zero blocks that end the tar.
-        checksum: Sum of the crc32 of the encoded samples.
-    """
-
-    samples: int = 0
-    num_bytes: int = 0
-    checksum: int = 0
-
-    def add(self, other: "Tally") -> "Tally":
-        """Returns the tally of both sets together."""
-        return Tally(
-            self.samples + other.samples,
-            self.num_bytes + other.num_bytes,
-            self.checksum + other.checksum,
-        )
-
-
-class Plan(NamedTuple):
-    """The division of all samples into shards.
-
-    A sample's cell is a number from 0 to 65,535: the first bytes of the hash of its key. Each shard
-    holds the samples of a range of cells.
-
-    Attributes:
-        firsts: The first cell of each shard, ascending.
-        expected: What each shard must hold.
-    """
-
-    firsts: tuple[int, ...] = ()
-    expected: tuple[Tally, ...] = ()
-
-
-@dataclass(frozen=True)
-class ShardRule:
-    """Decides where the shards `NAME-NNNNNN.tar` are written, and how large they may be.
-
-    Attributes:
-        folder: The folder of the shards.
-        name: The beginning of their names.
-        max_bytes: The largest size of a shard.
-        max_samples: The most samples of a shard.
-    """
-
-    folder: Folder
-    name: str
-    max_bytes: int
-    max_samples: int
-
-    @property
-    def manifest(self) -> str:
-        """Returns the name of the file that lists the samples, bytes and sha256 of each shard."""
-        return self._index_name(MANIFEST)
-
-    @property
-    def wids_index(self) -> str:
-        """Returns the name of the index that wids reads."""
-        return self._index_name(WIDS_INDEX)
-
-    def _index_name(self, name: str) -> str:
-        """Returns the file name of an index of this dataset.
-
-        It begins with the dataset's name, so that several datasets can share a folder. The dataset
-        with the default name has plain names.
-        """
-        return name if self.name == DEFAULT_NAME else f"{self.name}-{name}"
-
-    def shard_name(self, number: int) -> str:
-        """Returns the name of a shard's file."""
-        return f"{self.name}-{number:06d}.tar"
-
-    def is_shard(self, name: str) -> bool:
-        """Returns whether a file's name is a shard's name of this dataset."""
-        return re.fullmatch(rf"{re.escape(self.name)}-\d{{6,}}\.tar", name) is not None
-
-    def is_own(self, name: str) -> bool:
-        """Returns whether a file is a shard or an index of this dataset."""
-        return name in (self.manifest, self.wids_index) or self.is_shard(name)
-
-    def holds(self, tally: Tally) -> bool:
-        """Returns whether a shard with this many samples and bytes is within the limits."""
-        num_bytes = tally.num_bytes + len(end_of_tar(tally.num_bytes))
-        return num_bytes <= self.max_bytes and tally.samples <= self.max_samples
+_COMPARED_BYTES = 2**20
+_ON_BAD_SAMPLE = ("stop", "reject")
+_REJECTED = "rejected"
+_KEPT = "kept"
+ShardRow = tuple[str, int, int, str, str]
+"""Name, samples, bytes and sha256 of a shard, and the seal of these four."""
 
 
 def _seal(row: tuple[object, ...], tally: Tally) -> str:
@@ -151,22 +84,34 @@ def _seal(row: tuple[object, ...], tally: Tally) -> str:
 
 class WriteToWebDataset(
     beam.PTransform[  # type: ignore[misc]
-        beam.PCollection[Mapping[str, Any]], beam.PCollection[str]
+        beam.PCollection[Mapping[str, Any]],
+        beam.PCollection[str] | dict[str, beam.PCollection[str | RejectedSample]],
     ]
 ):
     """Writes the samples of a PCollection as WebDataset shards, and two indexes of them.
 
     The input is a bounded PCollection of samples. A sample is a dict. `"__key__"` is its name, a
-    `str` that no other sample has. Every other key is the extension of a file in the shard, and its
-    value is what the file holds: `bytes`, `str`, or a value that webdataset encodes by that
-    extension, such as an `int` under `"cls"` or a dict under `"json"`. `None` means no file.
+    `str` that no other sample has, or an `int`, which is written in decimal. A name may have
+    folders, as in `"train/0001"`; after the last `/` it has no `.`, because webdataset would end
+    the name there. Every other key is the extension of a file in the shard, and its value is what
+    the file holds: `bytes`, `str`, or a value that webdataset encodes by that extension, such as an
+    `int` under `"cls"` or a dict under `"json"`. `None` means no file.
 
-    The output is a PCollection of `str`: the URL of each shard, after everything is written.
+    The output is a PCollection of `str`: the URL of each shard, after everything is written. With
+    `on_bad_sample="reject"` it is a dict of two PCollections:
+
+    - `"urls"`: the URLs of the shards.
+    - `"rejected"`: a `RejectedSample` (`reason`, `key`, `message`, `sample`) for each sample that
+      was left out.
 
     The folder receives `shard-000000.tar` and so on, `shards.json`, which wids reads, and
     `manifest.json`, with the samples, bytes and sha256 of each shard. The bytes of all files depend
-    on the samples alone, not on their order or on the runner. If the same pipeline runs again, it
-    writes only what is missing.
+    on the samples and the settings alone, not on the order of the samples or on the runner. If the
+    same pipeline runs again, it writes only what is missing. No sample at all gives a dataset of no
+    shards.
+
+    All samples are one dataset: windows of the input are given up, and URLs are in the global
+    window.
 
     Raises:
         ValueError: When the transform is applied, the PCollection is unbounded, another transform
@@ -195,6 +140,9 @@ class WriteToWebDataset(
         max_bytes: int = 2**28,
         max_samples: int = 100_000,
         storage_options: Mapping[str, Any] | None = None,
+        *,
+        num_shards: int | None = None,
+        on_bad_sample: str = "stop",
     ) -> None:
         """Takes the place and the limits of the shards.
 
@@ -206,10 +154,17 @@ class WriteToWebDataset(
             max_bytes: The largest size of a shard, in bytes.
             max_samples: The most samples of a shard.
             storage_options: Options of the fsspec filesystem, such as keys of an object store.
+            num_shards: About how many shards there are to be. Give it for a large dataset: the
+                samples are then moved between workers once and not twice. A shard that would be
+                larger than `max_bytes` or `max_samples` is divided into several. Without it,
+                shards are as large as these limits allow.
+            on_bad_sample: "stop" ends the job at a sample that cannot be written. "reject" leaves
+                it out; of samples with one key it keeps the one with the fewest bytes.
 
         Raises:
-            ValueError: The name has other characters than letters, digits, '_', '-' and '.', or a
-                limit leaves no room for a sample.
+            ValueError: The name has other characters than letters, digits, '_', '-' and '.', a
+                limit leaves no room for a sample, num_shards is not positive, or on_bad_sample is
+                another word.
         """
         super().__init__()
         if not re.fullmatch(r"[\w.-]+", name):
@@ -219,20 +174,58 @@ class WriteToWebDataset(
                 f"max_bytes is {max_bytes} and max_samples {max_samples}, expected"
                 f" {tarfile.RECORDSIZE} or more and 1 or more"
             )
+        if num_shards is not None and num_shards < 1:
+            raise ValueError(f"num_shards is {num_shards}, expected 1 or more, or None")
+        if on_bad_sample not in _ON_BAD_SAMPLE:
+            expected = " or ".join(map(repr, _ON_BAD_SAMPLE))
+            raise ValueError(f"on_bad_sample is {on_bad_sample!r}, expected {expected}")
         folder = Folder(os.fspath(url), storage_options)
-        self._rule = ShardRule(folder, name, max_bytes, max_samples)
+        rejects = on_bad_sample == "reject"
+        self._rule = ShardRule(folder, name, max_bytes, max_samples, num_shards, rejects)
 
     def display_data(self) -> dict[str, Any]:
         """Returns the arguments that a runner shows for this transform."""
         rule = self._rule
-        sizes = {"max_bytes": rule.max_bytes, "max_samples": rule.max_samples}
-        return {"url": hide(rule.folder.url), "name": rule.name, **sizes}
+        shown = {
+            "url": hide(rule.folder.url),
+            "name": rule.name,
+            "max_bytes": rule.max_bytes,
+            "max_samples": rule.max_samples,
+            "on_bad_sample": _ON_BAD_SAMPLE[rule.rejects],
+        }
+        return shown | ({"num_shards": rule.num_shards} if rule.num_shards else {})
 
     def written_places(self) -> set[str]:
         """Returns the URL of the manifest, which stands for all files of the dataset."""
         return {place_of(self._rule.folder, self._rule.manifest)}
 
-    def expand(self, samples: beam.PCollection[Mapping[str, Any]]) -> beam.PCollection[str]:
+    def with_exception_handling(
+        self,
+        main_tag: str = "good",
+        dead_letter_tag: str = "bad",
+        *,
+        error_handler: ErrorHandler | None = None,
+    ) -> beam.PTransform:
+        """Returns this transform with bad samples in an output of their own, as Beam's are.
+
+        Args:
+            main_tag: The name of the output of URLs.
+            dead_letter_tag: The name of the output of bad samples. Its elements are those of Beam:
+                (sample, (type of the error, message, lines of a traceback)).
+            error_handler: Takes the bad samples; the only output is then that of URLs.
+        """
+        rejecting = copy.copy(self)
+        rejecting._rule = replace(self._rule, rejects=True)
+        apart = _WithDeadLetters(rejecting, main_tag, dead_letter_tag, error_handler)
+        return self.label >> apart
+
+    def with_error_handler(self, error_handler: ErrorHandler | None) -> beam.PTransform:
+        """Returns this transform with bad samples given to an error handler of Beam, if any."""
+        if error_handler is None:
+            return self
+        return self.with_exception_handling(error_handler=error_handler)
+
+    def expand(self, samples: beam.PCollection[Mapping[str, Any]]) -> Any:
         """Adds the steps to the pipeline of the samples; looks into the folder, writes nothing.
 
         Raises:
@@ -242,201 +235,158 @@ class WriteToWebDataset(
         rule = self._rule
         refuse_second_writer(samples.pipeline, self, _ONE_WRITER)
         _refuse_other_dataset(rule)
-        encode = beam.Map(encode_sample, rule).with_output_types(bytes)
-        encoded = in_one_window(samples, self) | "EncodeSamples" >> encode
-        plan = beam.pvalue.AsSingleton(
-            encoded | "PlanShards" >> beam.CombineGlobally(_PlanShards(rule))
+        encode = beam.FlatMap(encode_or_reject, rule).with_output_types(bytes)
+        encoded = in_one_window(samples, self) | "EncodeSamples" >> encode.with_outputs(
+            _REJECTED, main=_KEPT
         )
-        return (
-            encoded
-            | "ToShards" >> beam.Map(to_shard, plan).with_output_types(tuple[int, bytes])
+        plan = beam.pvalue.AsSingleton(
+            encoded[_KEPT]
+            | "ToSizeRows" >> beam.Map(to_size_row, rule).with_output_types(tuple[int, bytes])
+            | "GroupSizes" >> beam.GroupByKey()
+            | "PlanRanges" >> beam.Map(plan_range, rule)
+            | "ListRanges" >> beam.CombineGlobally(beam.combiners.ToListCombineFn())
+            | "PlanShards" >> beam.Map(plan_shards, rule)
+        )
+        if rule.num_shards:
+            to_group = "ToRanges" >> beam.Map(to_range, rule).with_output_types(tuple[int, bytes])
+        else:
+            to_group = "ToShards" >> beam.Map(to_shard, plan).with_output_types(tuple[int, bytes])
+        write = beam.FlatMap(write_group, plan, rule).with_output_types(ShardRow)
+        written = (
+            encoded[_KEPT]
+            | to_group
             | beam.GroupByKey()
-            | "WriteShards" >> beam.Map(write_shard, plan, rule)
+            | "WriteShards" >> write.with_outputs(_REJECTED, main=_KEPT)
+        )
+        urls = (
+            written[_KEPT]
             | "ListShards" >> beam.combiners.ToList()
             | "FinishDataset" >> beam.FlatMap(finish_dataset, plan, rule)
         )
+        if not rule.rejects:
+            return urls
+        rejected = (encoded[_REJECTED], written[_REJECTED]) | "Rejected" >> beam.Flatten()
+        return {"urls": urls, "rejected": rejected}
 
 
-def encode_sample(sample: Mapping[str, Any], rule: ShardRule) -> bytes:
-    """Returns the hash of a sample's key (16 bytes), followed by the sample as members of a tar.
+class _WithDeadLetters(beam.PTransform):  # type: ignore[misc]
+    """Gives the outputs of `WriteToWebDataset` the names and the form of Beam's dead letters."""
 
-    Raises:
-        ValueError: The sample has no key, no entry, two entries with one extension, or more bytes
-            than a shard; or the key cannot be a file name; or an entry cannot be encoded or read
-            back.
-    """
-    key = sample.get("__key__") if isinstance(sample, Mapping) else None
-    if not isinstance(key, str) or not key or re.search(f"[.{_NOT_IN_NAMES}]", key):
-        raise ValueError(
-            f"a sample's __key__ is {key!r}, expected text that is not empty, without '.', '/' and"
-            f" '\\'; the sample is {reprlib.repr(sample)}"
-        )
-    extensions = [name for name in sorted(sample, key=str) if name not in _NOTES_OF_WEBDATASET]
-    _check_extensions(key, extensions)
-    members = [
-        pack_member(f"{key}.{extension}", _encode_value(key, extension, sample[extension]))
-        for extension in extensions
-        if sample[extension] is not None
-    ]
-    encoded = b"".join([hashlib.blake2b(key.encode(), digest_size=_HASH_BYTES).digest(), *members])
-    if not members:
-        raise ValueError(f"the sample {key!r} is empty: it has no entry besides __key__")
-    if not rule.holds(Tally(1, len(encoded) - _HASH_BYTES)):
-        raise ValueError(
-            f"the sample {key!r} takes {len(encoded):,} bytes, more than a shard of"
-            f" max_bytes={rule.max_bytes:,}; give a larger max_bytes"
-        )
-    return encoded
+    def __init__(
+        self,
+        transform: WriteToWebDataset,
+        main_tag: str,
+        dead_letter_tag: str,
+        error_handler: ErrorHandler | None,
+    ) -> None:
+        super().__init__()
+        self._transform = transform
+        self._main_tag = main_tag
+        self._dead_letter_tag = dead_letter_tag
+        self._error_handler = error_handler
+
+    def expand(self, samples: beam.PCollection[Mapping[str, Any]]) -> Any:
+        """Adds the steps of the transform, and the conversion of what it rejects."""
+        written = samples | self._transform
+        errors = written["rejected"] | "ToDeadLetters" >> beam.Map(to_dead_letter)
+        if self._error_handler is None:
+            return {self._main_tag: written["urls"], self._dead_letter_tag: errors}
+        self._error_handler.add_error_pcollection(errors)
+        return written["urls"]
 
 
-def _check_extensions(key: str, extensions: Sequence[Any]) -> None:
-    """Refuses extensions that cannot be in a tar, or that webdataset would not read back.
-
-    Args:
-        key: Key of the sample.
-        extensions: All extensions of the sample, of any type.
-
-    Raises:
-        ValueError: There is such an extension, or two differ only in capitals.
-    """
-    spelled: dict[str, str] = {}  # each extension, by its lower-case form
-    for extension in extensions:
-        where = f"the sample {key!r}: the extension {extension!r}"
-        if not isinstance(extension, str) or not extension:
-            raise ValueError(f"{where} is no end of a file's name; expected text such as 'txt'")
-        if re.search(f"[{_NOT_IN_NAMES}]", extension):
-            raise ValueError(f"{where} is no end of a file's name; expected no '/' and '\\'")
-        if extension.startswith("_"):
-            raise ValueError(
-                f"{where} begins with '_', which webdataset keeps for notes that it does not write;"
-                " rename the entry, or leave it out before"
-            )
-        if key.startswith("__") and extension.endswith("__"):
-            raise ValueError(
-                f"{where} makes a file {key}.{extension}, which webdataset skips as a note of its"
-                " own; give another key or extension"
-            )
-        other = spelled.setdefault(extension.lower(), extension)
-        if other != extension:
-            raise ValueError(
-                f"{where} is {other!r} in other letters, and webdataset reads both as"
-                f" {extension.lower()!r}; rename one of them"
-            )
+def to_dead_letter(rejected: RejectedSample) -> tuple[Any, tuple[type, str, list[str]]]:
+    """Returns a rejected sample as Beam's transforms give what they could not process."""
+    return rejected.sample, (BadSampleError, rejected.message, [])
 
 
-def _encode_value(key: str, extension: str, value: Any) -> bytes:
-    """Returns the bytes of an entry. Other values than bytes are encoded by the extension.
+def encode_or_reject(sample: Mapping[str, Any], rule: ShardRule) -> Iterator[Any]:
+    """Yields the encoded sample (`encode_sample`), or why it is left out, as a tagged output.
 
     Raises:
-        ValueError: The value cannot be encoded by this extension.
+        BadSampleError: The sample cannot be written, and the rule is not to reject such samples.
     """
-    if isinstance(value, bytes):
-        return value
-    compressed = extension.lower().endswith(".gz")
-    kind = extension.lower().removesuffix(".gz").rpartition(".")[2]
     try:
-        if isinstance(value, str):
-            data = value.encode()
-        else:
-            data = bytes(_encoder(kind)(to_plain(value) if kind in _OF_TREES else value))
-    except Exception as error:
-        raise ValueError(
-            f"the sample {key!r}: its {extension!r} is a {type(value).__name__} that cannot be"
-            f" encoded ({error}); give bytes, or what webdataset encodes by this extension"
-        ) from error
-    return gzip.compress(data, mtime=0) if compressed else data
+        encoded = encode_sample(sample, rule.max_bytes)
+    except BadSampleError as error:
+        if not rule.rejects:
+            raise
+        yield _reject(RejectedSample(error.reason, error.key, str(error), sample))
+    else:
+        metrics.observe({"bytes_a_sample": len(encoded) - HASH_BYTES})
+        yield encoded
 
 
-@cache
-def _encoder(extension: str) -> Any:
-    """Returns webdataset's function that encodes values by an extension.
-
-    Raises:
-        ValueError: There is none.
-    """
-    from webdataset.writer import default_handlers  # imports torch if it is installed
-
-    if extension not in default_handlers:
-        raise ValueError(f"webdataset encodes no {extension!r}")
-    return default_handlers[extension]
+def _reject(rejected: RejectedSample) -> beam.pvalue.TaggedOutput:
+    """Counts a sample that is left out, and returns it as a tagged output."""
+    metrics.count({f"rejected_{rejected.reason}": 1})
+    return beam.pvalue.TaggedOutput(_REJECTED, rejected)
 
 
-def _cell_of(encoded: bytes) -> int:
-    """Returns the number of the cell of an encoded sample, from the hash of its key.
-
-    `Plan` says which cells go into which shard.
-    """
-    return int.from_bytes(encoded[:_CELL_BYTES], "big")
-
-
-class _PlanShards(beam.CombineFn):  # type: ignore[misc]
-    """Adds up the tally of each cell over all encoded samples, and plans shards by these."""
-
-    def __init__(self, rule: ShardRule) -> None:
-        self._rule = rule
-
-    def create_accumulator(self) -> dict[int, Tally]:
-        """Returns an empty dict of tallies by cell, before any sample is added."""
-        return {}
-
-    def add_input(self, cells: dict[int, Tally], encoded: bytes) -> dict[int, Tally]:
-        """Adds a sample to the tallies, in place, and returns them."""
-        cell = _cell_of(encoded)
-        tally = Tally(1, len(encoded) - _HASH_BYTES, crc32(encoded))
-        cells[cell] = cells.get(cell, Tally()).add(tally)
-        return cells
-
-    def merge_accumulators(self, accumulators: Iterable[dict[int, Tally]]) -> dict[int, Tally]:
-        """Returns the sums of the tallies of several workers."""
-        total: dict[int, Tally] = {}
-        for cell, tally in chain.from_iterable(cells.items() for cells in accumulators):
-            total[cell] = total.get(cell, Tally()).add(tally)
-        return total
-
-    def extract_output(self, cells: dict[int, Tally]) -> Plan:
-        """Returns the plan for the tallies of all samples."""
-        return plan_shards(cells, self._rule)
-
-
-def plan_shards(cells: Mapping[int, Tally], rule: ShardRule) -> Plan:
-    """Divides the cells into shards, in order, with as many in each as it has room for.
+def write_group(group: tuple[int, Iterable[bytes]], plan: Plan, rule: ShardRule) -> Iterator[Any]:
+    """Writes the shards of a group of samples, unless they are there.
 
     Args:
-        cells: What each cell holds; cells without samples are left out.
-        rule: How large a shard may be.
+        group: The number of the shard, or of the range if `num_shards` is given, and its encoded
+            samples in any order. All of them are held in memory.
+        plan: What each shard must hold.
+        rule: Where the shards are written.
+
+    Yields:
+        For each shard its row of the manifest and the row's seal: (name of the shard, number of
+        samples, size in bytes, sha256, seal of these four). For each sample that is left out
+        because of its key a RejectedSample, as a tagged output.
 
     Raises:
-        ValueError: A cell is too large for a shard. Cells are not divided further.
+        ValueError: The samples are not the planned ones, two have one key, or another file has the
+            shard's name.
     """
-    firsts: list[int] = []
-    expected: list[Tally] = []
-    for cell, tally in sorted(cells.items()):
-        if not rule.holds(tally):
-            raise ValueError(
-                f"{tally.samples} samples of {tally.num_bytes:,} bytes lie in one of the 65,536"
-                " ranges of keys that are not cut further, more than a shard of max_bytes="
-                f"{rule.max_bytes:,} and max_samples={rule.max_samples:,}; give larger ones"
-            )
-        if expected and rule.holds(expected[-1].add(tally)):
-            expected[-1] = expected[-1].add(tally)
-        else:
-            firsts.append(cell)
-            expected.append(tally)
-    return Plan(tuple(firsts), tuple(expected))
+    number, samples = group
+    ordered = sorted(samples)
+    if rule.rejects:
+        ordered, doubled = _keep_first(ordered)
+        yield from map(_reject, doubled)
+    numbers = shards_of(number, plan, rule)
+    if not numbers:
+        raise ValueError(
+            f"{rule.folder.url}: the runner delivered {len(ordered)} samples of group {number},"
+            f" expected none; {_ADVICE}"
+        )
+    hashes = [encoded[:HASH_BYTES] for encoded in ordered]
+    cuts = [bisect_left(hashes, first) for first in plan.firsts[numbers.start + 1 : numbers.stop]]
+    for shard, (begin, end) in zip(numbers, pairwise([0, *cuts, len(ordered)]), strict=True):
+        yield write_shard(shard, ordered[begin:end], plan, rule)
 
 
-def to_shard(encoded: bytes, plan: Plan) -> tuple[int, bytes]:
-    """Returns the number of a sample's shard, and the encoded sample."""
-    return bisect(plan.firsts, _cell_of(encoded)) - 1, encoded
+def _keep_first(ordered: Sequence[bytes]) -> tuple[list[bytes], list[RejectedSample]]:
+    """Takes the samples with one key apart: returns those to write, and the others.
+
+    Args:
+        ordered: Encoded samples in the order of their hashes.
+    """
+    kept: list[bytes] = []
+    doubled: list[RejectedSample] = []
+    for _, same in groupby(ordered, key=lambda encoded: encoded[:HASH_BYTES]):
+        first, *others = sorted(same, key=lambda encoded: (len(encoded), crc32(encoded), encoded))
+        kept.append(first)
+        for encoded in others:
+            sample = decode_sample(encoded)
+            key = sample["__key__"]
+            doubled.append(RejectedSample(DOUBLED_KEY, key, _describe_doubled(key), sample))
+    return kept, doubled
 
 
-def write_shard(
-    shard: tuple[int, Iterable[bytes]], plan: Plan, rule: ShardRule
-) -> tuple[str, int, int, str, str]:
+def _describe_doubled(key: str) -> str:
+    """Returns the message about samples with one key."""
+    return f"two samples have the __key__ {key!r}; a key names one sample"
+
+
+def write_shard(number: int, ordered: Sequence[bytes], plan: Plan, rule: ShardRule) -> ShardRow:
     """Writes a shard, unless it is there; returns its row of the manifest, and the row's seal.
 
     Args:
-        shard: The shard's number, and its encoded samples in any order.
+        number: The shard's number.
+        ordered: Its encoded samples in the order of their hashes.
         plan: What each shard must hold.
         rule: Where the shard is written.
 
@@ -447,11 +397,9 @@ def write_shard(
         ValueError: The samples are not the planned ones, two have one key, or another file has the
             shard's name.
     """
-    number, samples = shard
     began = time.monotonic()
     name = rule.shard_name(number)
-    ordered = sorted(samples)
-    num_bytes = sum(map(len, ordered)) - _HASH_BYTES * len(ordered)
+    num_bytes = sum(map(len, ordered)) - HASH_BYTES * len(ordered)
     delivered = Tally(len(ordered), num_bytes, sum(map(crc32, ordered)))
     expected = plan.expected[number] if 0 <= number < len(plan.expected) else Tally()
     if delivered != expected:
@@ -459,11 +407,9 @@ def write_shard(
             f"{name}: the runner delivered {delivered}, expected {expected}; {_ADVICE}"
         )
     for sample, following in pairwise(ordered):
-        if sample[:_HASH_BYTES] == following[:_HASH_BYTES]:
-            raise ValueError(
-                f"two samples have the __key__ {_key_of(sample)!r}; a key names one sample"
-            )
-    tar = b"".join([memoryview(encoded)[_HASH_BYTES:] for encoded in ordered])
+        if sample[:HASH_BYTES] == following[:HASH_BYTES]:
+            raise ValueError(_describe_doubled(decode_sample(sample)["__key__"]))
+    tar = b"".join([memoryview(encoded)[HASH_BYTES:] for encoded in ordered])
     tar += end_of_tar(len(tar))
     if rule.folder.exists(name):
         _refuse_other_bytes(rule, name, tar)
@@ -478,15 +424,17 @@ def write_shard(
 
 
 def _refuse_other_bytes(rule: ShardRule, name: str, data: bytes) -> None:
-    """Raises ValueError if the file `name` holds other bytes than `data`."""
-    if rule.folder.read(name) != data:
+    """Raises ValueError if the file `name` holds other bytes than `data`.
+
+    The file is read in ranges, so that it is not held in memory beside `data`.
+    """
+    size = rule.folder.size(name)
+    is_same = size == len(data)
+    for start in range(0, size if is_same else 0, _COMPARED_BYTES):
+        stop = min(start + _COMPARED_BYTES, size)
+        is_same = is_same and rule.folder.read_range(name, start, stop) == data[start:stop]
+    if not is_same:
         raise ValueError(f"{rule.folder.locate(name)} {_OTHER}")
-
-
-def _key_of(encoded: bytes) -> str:
-    """Returns the key of an encoded sample."""
-    with tarfile.open(fileobj=io.BytesIO(encoded[_HASH_BYTES:])) as tar:
-        return tar.getnames()[0].partition(".")[0]
 
 
 def finish_dataset(
@@ -500,13 +448,11 @@ def finish_dataset(
         rule: Where the shards are.
 
     Raises:
-        ValueError: There are no samples, a shard was not written once as planned, its row was
-            changed by the runner, or other shards of this name are in the folder.
+        ValueError: A shard was not written once as planned, its row was changed by the runner, or
+            other shards of this name are in the folder.
     """
-    if not (plan.expected or written):
-        raise ValueError(f"{rule.folder.url}: there is no sample to write")
     names = [rule.shard_name(number) for number in range(len(plan.expected))]
-    ordered = sorted(written)
+    ordered = sorted(written, key=lambda row: (len(row[0]), row))  # numbers may have seven digits
     if [row[0] for row in ordered] != names:
         examples = sorted({*names} ^ {row[0] for row in ordered}) or names
         raise ValueError(

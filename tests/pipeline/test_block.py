@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import struct
+import tarfile
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,7 @@ from pipeline.shards.block import (
     decode_block,
     encode_block,
 )
+from pipeline.shards.shard_file import pack_member
 from tests.datasets import TINY
 
 EMPTY = TINY.slice(1, 1)
@@ -234,3 +236,16 @@ def test_damage_is_a_value_error_or_other_values(data):
                 assert block.num_tokens == len(block.input_ids)
                 labels, positions = block.masked_lm_ids, block.masked_lm_positions
                 assert block.num_masked == len(labels) == len(positions)
+
+
+NAMES = ("a", "000000.arrow", "a/b/c.txt", "x" * 100, "x" * 101, "größe.txt", "a b\t.cls")
+
+
+@pytest.mark.parametrize("num_bytes", [0, 1, 511, 512, 4095])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_member_of_a_tar_is_that_of_tarfile(name, num_bytes):
+    member = tarfile.TarInfo(name)
+    member.size = num_bytes
+    data = b"x" * num_bytes
+    expected = member.tobuf(tarfile.PAX_FORMAT) + data + bytes(-num_bytes % 512)
+    assert pack_member(name, data) == expected

@@ -1,6 +1,5 @@
 """WriteToWebDataset: shards that depend on the samples alone, and what it refuses."""
 
-import functools
 import io
 import json
 import os
@@ -24,18 +23,22 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.testing import test_pipeline
 from apache_beam.testing.util import assert_that, equal_to
 from apache_beam.transforms.display import DisplayData
+from apache_beam.transforms.error_handling import ErrorHandler
 
 from pipeline.storage.folder import Folder
-from pipeline.transforms import webdataset
-from pipeline.transforms.webdataset import (
+from pipeline.transforms import rows
+from pipeline.transforms.encoded_samples import encode_sample, hash_key
+from pipeline.transforms.shard_plan import (
     Plan,
     ShardRule,
-    WriteToWebDataset,
-    encode_sample,
-    finish_dataset,
+    Tally,
+    plan_range,
+    plan_shards,
+    to_range,
     to_shard,
-    write_shard,
+    to_size_row,
 )
+from pipeline.transforms.webdataset import WriteToWebDataset, finish_dataset, write_group
 from tests.pipeline.test_transforms import IN_MEMORY, run_killed
 
 pytestmark = pytest.mark.processes
@@ -46,9 +49,9 @@ SAMPLES = [
 MANIFEST = "part-manifest.json"
 WIDS_INDEX = "part-shards.json"
 GroupByKey = beam.GroupByKey
-RULE = ShardRule(Folder("unused"), "shard", 2**20, 10)
+MAX_BYTES = 2**20
 TWO_WORKERS = ("--direct_num_workers=2", "--direct_running_mode=multi_threading")
-FOUND = r"the runner (delivered|loses)|__key__|is not there as it was written|no sample to write"
+FOUND = r"the runner (delivered|loses)|__key__|is not there as it was written"
 
 
 def write(folder, samples=SAMPLES, name="part", max_samples=9, *flags, **options):
@@ -161,7 +164,9 @@ def test_values_are_encoded_as_webdataset_encodes_them(tmp_path):
     assert json.loads(found["json"]) == {"a": [1, None]}
     assert np.array_equal(np.load(io.BytesIO(found["npy"])), array)
     assert found["seg.txt"].decode() == "größe"
-    assert encode_sample(sample, RULE) == encode_sample(dict(reversed(sample.items())), RULE)
+    assert encode_sample(sample, MAX_BYTES) == encode_sample(
+        dict(reversed(sample.items())), MAX_BYTES
+    )
 
 
 def test_long_and_foreign_keys_are_read_back(tmp_path):
@@ -176,13 +181,19 @@ def test_long_and_foreign_keys_are_read_back(tmp_path):
     [
         ({"txt": "a"}, r"a sample's __key__ is None, expected text .*the sample is {'txt': 'a'}"),
         (("a", b""), r"a sample's __key__ is None, .*the sample is \('a', b''\)"),
+        ({"__key__": True, "txt": ""}, r"a sample's __key__ is True, expected text .*, or an integer"),
+        ({"__key__": 7.0, "txt": ""}, r"a sample's __key__ is 7\.0, expected text .*, or an integer"),
         ({"__key__": "a\\b", "txt": ""}, r"__key__ is 'a\\\\b', expected text"),
         ({"__key__": "a\ud800", "txt": ""}, r"__key__ is 'a\\ud800', expected text"),
         ({"__key__": "a", 5: b""}, r"the sample 'a': the extension 5 is no end of a file's name"),
-        ({"__key__": 7, "txt": "a"}, r"a sample's __key__ is 7, expected text"),
         ({"__key__": "", "txt": "a"}, r"a sample's __key__ is '', expected text that is not empty"),
-        ({"__key__": "a/b", "txt": "a"}, r"__key__ is 'a/b', expected text .* without '\.', '/'"),
-        ({"__key__": "a.b", "txt": "a"}, r"__key__ is 'a\.b', expected text"),
+        ({"__key__": "a.b", "txt": "a"}, r"__key__ is 'a\.b', and webdataset would read another key"),
+        ({"__key__": "c/a.b", "txt": "a"}, r"__key__ is 'c/a\.b', and webdataset would read another"),
+        ({"__key__": "/a", "txt": "a"}, r"__key__ is '/a', .*a name before and after each '/'"),
+        ({"__key__": "a//b", "txt": "a"}, r"__key__ is 'a//b', .*a name before and after each '/'"),
+        ({"__key__": "a/", "txt": "a"}, r"__key__ is 'a/', .*a name before and after each '/'"),
+        ({"__key__": "../a", "txt": "a"}, r"__key__ is '\.\./a', expected .* folders '\.' and '\.\.'"),
+        ({"__key__": "__a__/b", "txt": ""}, r"makes a file __a__/b\.txt, which webdataset skips"),
         ({"__key__": "a"}, r"the sample 'a' is empty: it has no entry besides __key__"),
         ({"__key__": "a", "txt": None}, r"the sample 'a' is empty"),
         ({"__key__": "a", "odd": 5}, r"the sample 'a': its 'odd' is a int that cannot be encoded"),
@@ -199,7 +210,7 @@ def test_long_and_foreign_keys_are_read_back(tmp_path):
 )  # fmt: skip
 def test_a_sample_that_cannot_be_written_is_named(sample, message):
     with pytest.raises(ValueError, match=message):
-        encode_sample(sample, RULE)
+        encode_sample(sample, MAX_BYTES)
 
 
 def refused(folder, message, *arguments, **options):
@@ -211,7 +222,7 @@ def refused(folder, message, *arguments, **options):
 def test_notes_of_webdataset_itself_are_left_out_and_rows_become_dicts():
     row = beam.Row(lang="en", tags=[beam.Row(a=1)])
     sample = {"__key__": "a", "__url__": "x.tar", "__local_path__": "/x.tar", "json": row}
-    with tarfile.open(fileobj=io.BytesIO(encode_sample(sample, RULE)[16:])) as tar:
+    with tarfile.open(fileobj=io.BytesIO(encode_sample(sample, MAX_BYTES)[16:])) as tar:
         [member] = tar
         assert member.name == "a.json"
         assert json.load(tar.extractfile(member)) == {"lang": "en", "tags": [{"a": 1}]}
@@ -220,7 +231,7 @@ def test_notes_of_webdataset_itself_are_left_out_and_rows_become_dicts():
 @pytest.mark.filterwarnings("default")
 def test_an_array_is_an_image_by_its_extension():
     image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
-    encoded = encode_sample({"__key__": "a", "png": image, "cls": 3}, RULE)
+    encoded = encode_sample({"__key__": "a", "png": image, "cls": 3}, MAX_BYTES)
     with tarfile.open(fileobj=io.BytesIO(encoded[16:])) as tar:
         assert tar.getnames() == ["a.cls", "a.png"]
         found = PIL.Image.open(tar.extractfile("a.png"))
@@ -292,10 +303,26 @@ def test_two_samples_of_one_key_in_different_bundles_end_the_job(tmp_path):
     refused(tmp_path, message, twice, "part", 9, *TWO_WORKERS)
 
 
-def test_no_sample_and_more_in_a_range_of_keys_than_a_shard_holds_end_the_job(tmp_path):
-    refused(tmp_path, "there is no sample to write", [])
+def test_no_sample_gives_a_complete_dataset_of_no_shards(tmp_path):
+    files = write(tmp_path, [])
+    assert files.keys() == {MANIFEST, WIDS_INDEX}
+    assert json.loads(files[MANIFEST]) == {
+        "format": "webdataset shards 1", "samples": 0, "bytes": 0, "shards": []
+    }  # fmt: skip
+    assert json.loads(files[WIDS_INDEX])["shardlist"] == []
+    assert write(tmp_path, []) == files
+    with pytest.raises(Exception, match=r"part-manifest\.json is of another dataset"):
+        write(tmp_path, SAMPLES)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_shards": 5}], ids=str)
+def test_a_cell_that_is_too_large_for_a_shard_is_divided(options, tmp_path):
+    """600 keys have two whose hashes begin with the same 16 bits."""
     many = [{"__key__": str(n), "txt": ""} for n in range(600)]
-    refused(tmp_path, "2 samples of .* lie in one of the 65,536 ranges of keys", many, "part", 1)
+    rows = json.loads(write(tmp_path, many, "part", 1, **options)[MANIFEST])["shards"]
+    assert [row["samples"] for row in rows] == [1] * 600
+    keys = [sample["__key__"] for sample in read_samples(tmp_path)]
+    assert keys == sorted(map(str, range(600)), key=hash_key)
 
 
 @pytest.mark.parametrize("name", [MANIFEST, "manifest.json", "other.tar", "part-0.tar"])
@@ -336,7 +363,7 @@ def test_a_runners_page_names_the_transform_its_stages_and_where_it_writes(tmp_p
 
 
 # Lies of a runner: of groups that reach WriteShards, of what was counted, and of what was written.
-OTHER = encode_sample({"__key__": "of-another-job", "txt": "x"}, RULE)
+OTHER = encode_sample({"__key__": "of-another-job", "txt": "x"}, MAX_BYTES)
 
 
 def _group(change, number=1):
@@ -388,7 +415,7 @@ GROUP_LIES = {
 
 
 def _tally(change):
-    return lambda plan: Plan(plan.firsts, (change(plan.expected[0]), *plan.expected[1:]))
+    return lambda plan: plan._replace(expected=(change(plan.expected[0]), *plan.expected[1:]))
 
 
 PLAN_LIES = {
@@ -398,7 +425,7 @@ PLAN_LIES = {
     "the last shard was not planned": lambda plan: Plan(plan.firsts[:-1], plan.expected[:-1]),
     "the first shard was not planned": lambda plan: Plan(plan.firsts[1:], plan.expected[1:]),
     "nothing was planned": lambda _: Plan(),
-    "a shard begins elsewhere": lambda plan: Plan((0, plan.firsts[1] + 2000, *plan.firsts[2:]), plan.expected),
+    "a shard begins elsewhere": lambda plan: plan._replace(firsts=(plan.firsts[0], b"\xff" + plan.firsts[1], *plan.firsts[2:])),
 }  # fmt: skip
 
 
@@ -410,8 +437,9 @@ def _of_other_job():
     """The row of a shard of one other sample, by the same name."""
     with tempfile.TemporaryDirectory() as folder:
         rule = ShardRule(Folder(folder), "part", 2**28, 9)
-        tally = webdataset.Tally(1, len(OTHER) - 16, crc32(OTHER))
-        return write_shard((0, [OTHER]), Plan((0,), (tally,)), rule)
+        tally = Tally(1, len(OTHER) - 16, crc32(OTHER))
+        [row] = write_group((0, [OTHER]), Plan((OTHER[:16],), (tally,)), rule)
+        return row
 
 
 WRITTEN_LIES = {
@@ -432,7 +460,7 @@ HARMLESS = {
     "groups come in another order": lambda groups: groups[::-1],
     "samples come in another order": lambda groups: [(n, found[::-1]) for n, found in groups],
     "samples come from an iterator": lambda groups: [(n, iter(found)) for n, found in groups],
-    "samples are counted in other bundles": lambda groups: groups,
+    "ranges are counted in another order": lambda groups: groups,
     "every bundle runs again": lambda groups: groups,
 }
 
@@ -448,30 +476,33 @@ class _LyingGroupByKey(beam.PTransform):
         return lists | beam.combiners.ToList() | "Tell" >> told
 
 
-def run_lying(folder, name):
+def group(pairs):
+    return [(n, [each for _, each in own]) for n, own in groupby(sorted(pairs), key=itemgetter(0))]
+
+
+def run_lying(folder, name, **options):
     """The transform's functions, called as a runner calls them that tells a lie."""
-    rule = ShardRule(Folder(str(folder)), "part", 2**28, 9)
-    found = [encode_sample(sample, rule) for sample in SAMPLES]
-    counting, num_bundles = webdataset._PlanShards(rule), 7 if "bundles" in name else 1
-    counted = [
-        functools.reduce(counting.add_input, found[n::num_bundles], counting.create_accumulator())
-        for n in range(num_bundles)
-    ]
-    plan = counting.extract_output(counting.merge_accumulators(counted))
+    rule = ShardRule(Folder(str(folder)), "part", 2**28, 9, **options)
+    found = [encode_sample(sample, rule.max_bytes) for sample in SAMPLES]
+    rows = group(to_size_row(each, rule) for each in found)
+    ranges = [plan_range(range_rows, rule) for range_rows in rows]
+    plan = plan_shards(ranges[::-1] if "counted" in name else ranges, rule)
     plan = PLAN_LIES.get(name, lambda told: told)(plan)
-    pairs = sorted(to_shard(each, plan) for each in found)
-    groups = [(n, [each for _, each in own]) for n, own in groupby(pairs, key=itemgetter(0))]
+    groups = group(
+        to_range(each, rule) if rule.num_shards else to_shard(each, plan) for each in found
+    )
     told = (GROUP_LIES | HARMLESS).get(name, lambda told: told)(groups)
     if name == "every bundle runs again":
-        _ = [write_shard(group, plan, rule) for group in told]
-    written = [write_shard(group, plan, rule) for group in told]
+        _ = [[*write_group(each, plan, rule)] for each in told]
+    written = [row for each in told for row in write_group(each, plan, rule)]
     return [*finish_dataset(WRITTEN_LIES.get(name, lambda told: told)(written), plan, rule)]
 
 
+@pytest.mark.parametrize("num_shards", [None, 5])
 @pytest.mark.parametrize("name", [*GROUP_LIES, *PLAN_LIES, *WRITTEN_LIES])
-def test_a_lie_of_a_runner_is_found(name, tmp_path):
+def test_a_lie_of_a_runner_is_found(name, num_shards, tmp_path):
     with pytest.raises(ValueError, match=FOUND):
-        run_lying(tmp_path, name)
+        run_lying(tmp_path, name, num_shards=num_shards)
     assert not {MANIFEST, WIDS_INDEX} & set(os.listdir(tmp_path)), "it looks whole"
 
 
@@ -485,6 +516,9 @@ def test_a_lie_told_by_a_runner_itself_is_found(tmp_path, monkeypatch):
 def test_what_is_no_lie_gives_the_same_bytes(name, honest, tmp_path):
     run_lying(tmp_path, name)
     assert read_files(tmp_path) == honest[1]
+    run_lying(tmp_path / "known", name, num_shards=5)
+    run_lying(tmp_path / "plain", "nothing is told otherwise", num_shards=5)
+    assert read_files(tmp_path / "known") == read_files(tmp_path / "plain")
 
 
 def test_a_runner_that_reorders_groups_gives_the_same_bytes(honest, tmp_path, monkeypatch):
@@ -506,3 +540,131 @@ def test_a_killed_pipeline_looks_whole_to_nobody_and_the_same_one_completes_it(h
     run_killed(SAMPLES, f"WriteToWebDataset('{tmp_path}', 'part', max_samples=9)", MANIFEST)
     assert MANIFEST not in read_files(tmp_path)
     assert write(tmp_path) == honest[1]
+
+
+def test_the_number_of_shards_is_given_and_samples_are_the_same(honest, tmp_path):
+    known = write(tmp_path, SAMPLES, "part", 30, num_shards=4)
+    rows = json.loads(known[MANIFEST])["shards"]
+    assert len(rows) == 4
+    assert sum(row["samples"] for row in rows) == 60
+    assert read_samples(tmp_path) == read_samples(honest[0])
+    again = tmp_path / "again"
+    assert (
+        write(again, beam.Create(SAMPLES[::-1], reshuffle=True), "part", 30, num_shards=4) == known
+    )
+    with pytest.raises(Exception, match=r"part-(00000\d\.tar|manifest.json) is of another dataset"):
+        write(tmp_path, SAMPLES, "part", 30)
+
+
+def test_keys_with_folders_and_integers_are_read_back_by_webdataset_and_wids(tmp_path):
+    keys = ["train/0001", "a.b/c", "ünï/漢", "a/b/c/d", "7x", "n01440764/n01440764_10026"]
+    given = [*keys, 7, np.int64(12345678901234), 0]
+    write(tmp_path, [{"__key__": key, "txt": str(key), "Cls.txt": "x"} for key in given])
+    found = {sample["__key__"]: sample["txt"].decode() for sample in read_samples(tmp_path)}
+    expected = {*keys, "7", "12345678901234", "0"}
+    assert found == {key: key for key in expected}
+    from wids.wids import splitname
+
+    with tarfile.open(tmp_path / "part-000000.tar") as tar:
+        names = tar.getnames()
+    assert {splitname(name)[0] for name in names} == expected
+
+
+BAD = [
+    ({"txt": "x"}, "no_key", ""),
+    ({"__key__": "a.b", "txt": "x"}, "bad_key", "a.b"),
+    ({"__key__": "c", "json": {1}}, "bad_entry", "c"),
+    ({"__key__": "d"}, "empty", "d"),
+    ({"__key__": "e", "bin": bytes(20000)}, "too_large", "e"),
+    ({"__key__": "f", "png": np.zeros(3, dtype=np.complex64)}, "bad_entry", "f"),
+]
+
+
+def test_bad_samples_are_rejected_with_their_reasons_and_one_of_a_doubled_key_is_kept(tmp_path):
+    good = [{"__key__": f"k{n}", "txt": str(n)} for n in range(20)]
+    doubled = [{"__key__": "k3", "txt": "3" * 600}, {"__key__": "k3", "txt": "3"}]
+    rejects = {"max_bytes": 10240, "on_bad_sample": "reject"}
+    source = [*doubled, *(sample for sample, *_ in BAD), *good]
+    with test_pipeline.TestPipeline(options=PipelineOptions(IN_MEMORY)) as pipeline:
+        transform = WriteToWebDataset(tmp_path / "a", "part", **rejects)
+        written = pipeline | beam.Create(source, reshuffle=True) | transform
+        rows = written["rejected"] | beam.Map(
+            lambda each: (each.reason, each.key, bool(each.message))
+        )
+        expected = [(reason, key, True) for _, reason, key in BAD]
+        assert_that(rows, equal_to([*expected, *[("doubled_key", "k3", True)] * 2]))
+        texts = written["rejected"] | beam.Filter(lambda each: each.key == "k3")
+        texts |= "Texts" >> beam.Map(lambda each: each.sample["txt"])
+        assert_that(texts, equal_to([b"3", b"3" * 600]), label="texts")
+        count = written["urls"] | beam.combiners.Count.Globally()
+        assert_that(count, equal_to([3]), label="urls")
+    assert read_files(tmp_path / "a") == write(
+        tmp_path / "b", good, max_samples=10**5, max_bytes=10240
+    )
+
+
+def test_with_exception_handling_is_that_of_beam(tmp_path):
+    with test_pipeline.TestPipeline(options=PipelineOptions(IN_MEMORY)) as pipeline:
+        transform = WriteToWebDataset(tmp_path, "part").with_exception_handling()
+        written = (
+            pipeline | beam.Create([{"__key__": "a", "txt": ""}, {"__key__": "b"}]) | transform
+        )
+        assert_that(written["good"], equal_to([str(tmp_path / "part-000000.tar")]))
+        bad = written["bad"] | beam.MapTuple(
+            lambda sample, error: (sample, error[0].__name__, error[1])
+        )
+        message = "the sample 'b' is empty: it has no entry besides __key__"
+        assert_that(bad, equal_to([({"__key__": "b"}, "BadSampleError", message)]), label="bad")
+
+
+def test_bad_samples_go_to_the_error_handler_of_a_pipeline(tmp_path):
+    with test_pipeline.TestPipeline(options=PipelineOptions(IN_MEMORY)) as pipeline:
+        with ErrorHandler(beam.Map(lambda bad: bad[0]["__key__"])) as handler:
+            transform = WriteToWebDataset(tmp_path, "part").with_error_handler(handler)
+            source = pipeline | beam.Create([{"__key__": "a", "txt": ""}, {"__key__": "b"}])
+            assert_that(source | transform, equal_to([str(tmp_path / "part-000000.tar")]))
+        assert_that(handler.output(), equal_to(["b"]), label="bad")
+
+
+def test_a_shard_of_a_million_comes_after_the_one_before_it(tmp_path):
+    """Names have seven digits from there on, and sorted as text they would be out of order."""
+    rule = ShardRule(Folder(str(tmp_path)), "part", 2**28, 1)
+    names = [rule.shard_name(number) for number in (999_999, 1_000_000)]
+    assert names == ["part-999999.tar", "part-1000000.tar"]
+    assert all(map(rule.is_shard, names))
+
+
+def test_a_plan_of_a_hundred_thousand_shards_says_where_each_sample_goes():
+    rule = ShardRule(Folder("unused"), "part", 2**28, 1)
+    hashes = [hash_key(str(number)) for number in range(100_000)]
+    rows = group(to_size_row(digest + bytes(512), rule) for digest in hashes)
+    plan = plan_shards([plan_range(each, rule) for each in rows], rule)
+    assert plan.firsts == tuple(sorted(hashes))
+    assert [to_shard(digest, plan)[0] for digest in sorted(hashes)[:50]] == [*range(50)]
+
+
+def test_rows_that_cannot_be_written_are_rows_of_an_output_as_beam_yaml_asks(tmp_path):
+    with test_pipeline.TestPipeline(options=PipelineOptions(IN_MEMORY)) as pipeline:
+        source = pipeline | beam.Create([beam.Row(id=7, txt="a"), beam.Row(id="b.c", txt="b")])
+        handling = {"output": "errors"}
+        written = source | rows.write_to_webdataset(str(tmp_path), error_handling=handling)
+        assert_that(written["good"], equal_to([str(tmp_path / "shard-000000.tar")]))
+        found = written["errors"] | beam.Map(lambda row: (row.reason, row.key, row.msg[:32]))
+        expected = [("bad_key", "b.c", "a sample's __key__ is 'b.c', and")]
+        assert_that(found, equal_to(expected), label="errors")
+    with pytest.raises(ValueError, match=r"error_handling is {'to': 'x'}, expected {output: NAME}"):
+        rows.write_to_webdataset(str(tmp_path), error_handling={"to": "x"})
+
+
+def test_samples_and_bytes_are_counted(tmp_path):
+    samples = [*SAMPLES[:9], {"__key__": "a"}]
+    pipeline = beam.Pipeline(options=PipelineOptions(IN_MEMORY))
+    transform = WriteToWebDataset(tmp_path, max_samples=5, on_bad_sample="reject")
+    _ = pipeline | beam.Create(samples) | transform
+    shown = pipeline.run().metrics().query()
+    counted = {each.key.metric.name: each.committed for each in shown["counters"]}
+    num_bytes = sum(path.stat().st_size for path in tmp_path.glob("*.tar"))
+    expected = {"samples": 9, "shards": 2, "shard_bytes": num_bytes, "rejected_empty": 1}
+    assert {name: counted.get(name) for name in expected} == expected
+    [found] = [each for each in shown["distributions"] if each.key.metric.name == "bytes_a_sample"]
+    assert (found.committed.count, found.committed.min) == (9, 3 * 1024 - 512)

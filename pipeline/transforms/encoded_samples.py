@@ -1,0 +1,248 @@
+"""Encodes samples as members of a WebDataset tar, and says why a sample cannot be encoded."""
+
+import gzip
+import hashlib
+import io
+import operator
+import re
+import reprlib
+import tarfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from pipeline.shards.shard_file import end_of_tar, pack_member
+from pipeline.transforms.plain_values import to_plain
+
+HASH_BYTES = 16
+"""Number of bytes before an encoded sample: the hash of its key."""
+NO_KEY = "no_key"
+BAD_KEY = "bad_key"
+BAD_ENTRY = "bad_entry"
+EMPTY = "empty"
+TOO_LARGE = "too_large"
+DOUBLED_KEY = "doubled_key"
+_NOTES_OF_WEBDATASET = {"__key__", "__url__", "__local_path__"}
+"""Entries that webdataset adds to what it reads; all but the key are left out."""
+_OF_TREES = {"json", "jsn", "mp", "msgpack", "msg", "cbor"}
+"""Extensions whose values may hold rows."""
+_NOT_IN_NAMES = r"\\\0\ud800-\udfff"
+_SKIPPED = re.compile(r"__[^/]*__(/|$)")
+"""Names of files that webdataset skips when it reads a tar, because they are notes of its own."""
+
+
+@dataclass(frozen=True)
+class RejectedSample:
+    """A sample that was left out, because `WriteToWebDataset` was told to reject bad samples.
+
+    Attributes:
+        reason: One of "no_key", "bad_key", "bad_entry", "empty", "too_large" and "doubled_key".
+        key: The sample's key as text; empty if it has none.
+        message: What was found, and what was expected.
+        sample: The sample. The entries of a sample with a doubled key are the bytes of its files.
+    """
+
+    reason: str
+    key: str
+    message: str
+    sample: Any
+
+
+class BadSampleError(ValueError):
+    """A sample cannot be written.
+
+    Attributes:
+        reason: As in `RejectedSample`.
+        key: As in `RejectedSample`.
+    """
+
+    def __init__(self, reason: str, key: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.key = key
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.reason, self.key, str(self))
+
+
+def encode_sample(sample: Mapping[str, Any], max_bytes: int) -> bytes:
+    """Returns the hash of a sample's key (16 bytes), followed by the sample as members of a tar.
+
+    Args:
+        sample: The sample. Its key is text, or an integer, which is written in decimal.
+        max_bytes: The largest size of a shard.
+
+    Raises:
+        BadSampleError: The sample has no key, no entry, two entries with one extension, or more
+            bytes than a shard; or webdataset would read another key; or an entry cannot be encoded
+            or read back.
+    """
+    key = _check_key(sample)
+    extensions = [name for name in sorted(sample, key=str) if name not in _NOTES_OF_WEBDATASET]
+    _check_extensions(key, extensions)
+    members = [
+        pack_member(f"{key}.{extension}", _encode_value(key, extension, sample[extension]))
+        for extension in extensions
+        if sample[extension] is not None
+    ]
+    if not members:
+        raise BadSampleError(
+            EMPTY, key, f"the sample {key!r} is empty: it has no entry besides __key__"
+        )
+    encoded = b"".join([hash_key(key), *members])
+    num_bytes = len(encoded) - HASH_BYTES
+    if num_bytes + len(end_of_tar(num_bytes)) > max_bytes:
+        raise BadSampleError(
+            TOO_LARGE,
+            key,
+            f"the sample {key!r} takes {num_bytes:,} bytes, more than a shard of"
+            f" max_bytes={max_bytes:,}; give a larger max_bytes",
+        )
+    return encoded
+
+
+def hash_key(key: str) -> bytes:
+    """Returns the hash of a key, by which samples are ordered."""
+    return hashlib.blake2b(key.encode(), digest_size=HASH_BYTES).digest()
+
+
+def decode_sample(encoded: bytes) -> dict[str, Any]:
+    """Returns an encoded sample as a dict: its key, and the bytes of each of its files."""
+    sample: dict[str, Any] = {}
+    with tarfile.open(fileobj=io.BytesIO(encoded[HASH_BYTES:])) as tar:
+        for member in tar:
+            folder, slash, name = member.name.rpartition("/")
+            base, _, extension = name.partition(".")
+            sample["__key__"] = folder + slash + base
+            file = tar.extractfile(member)
+            assert file is not None, "members of samples are files"
+            sample[extension] = file.read()
+    return sample
+
+
+def _check_key(sample: Any) -> str:
+    """Returns the key of a sample as text.
+
+    Raises:
+        BadSampleError: There is none, or webdataset would not read this key back.
+    """
+    given = sample.get("__key__") if isinstance(sample, Mapping) else None
+    if given is None or isinstance(given, str | bool) or not hasattr(given, "__index__"):
+        key = given
+    else:
+        key = str(operator.index(given))
+    if not isinstance(key, str) or not key:
+        raise BadSampleError(
+            NO_KEY if given is None or given == "" else BAD_KEY,
+            "" if given is None else str(given),
+            f"a sample's __key__ is {given!r}, expected text that is not empty, or an integer; the"
+            f" sample is {reprlib.repr(sample)}",
+        )
+    *folders, base = key.split("/")
+    if "." in base or "" in (*folders, base):
+        raise BadSampleError(
+            BAD_KEY,
+            key,
+            f"a sample's __key__ is {key!r}, and webdataset would read another key, which ends at"
+            " the first '.' after the last '/'; expected no '.' there, and a name before and after"
+            " each '/'; replace it, as by key.replace('.', '_')",
+        )
+    if {".", ".."} & {*folders} or re.search(f"[{_NOT_IN_NAMES}]", key):
+        raise BadSampleError(
+            BAD_KEY,
+            key,
+            f"a sample's __key__ is {key!r}, expected text that can be a file's name, without '\\',"
+            " '\\0', lone surrogates and the folders '.' and '..'",
+        )
+    return key
+
+
+def _check_extensions(key: str, extensions: Sequence[Any]) -> None:
+    """Refuses extensions that cannot be in a tar, or that webdataset would not read back.
+
+    Args:
+        key: Key of the sample.
+        extensions: All extensions of the sample, of any type.
+
+    Raises:
+        BadSampleError: There is such an extension, or two differ only in capitals.
+    """
+    spelled: dict[str, str] = {}  # each extension, by its lower-case form
+    for extension in extensions:
+        fault = _find_fault(key, extension)
+        other = spelled.setdefault(str(extension).lower(), extension)
+        if not fault and other != extension:
+            fault = (
+                f"is {other!r} in other letters, and webdataset reads both as"
+                f" {extension.lower()!r}; rename one of them"
+            )
+        if fault:
+            where = f"the sample {key!r}: the extension {extension!r}"
+            raise BadSampleError(BAD_ENTRY, key, f"{where} {fault}")
+
+
+def _find_fault(key: str, extension: Any) -> str:
+    """Returns what is wrong with an extension, or an empty text."""
+    if not isinstance(extension, str) or not extension:
+        return "is no end of a file's name; expected text such as 'txt'"
+    if re.search(f"[/{_NOT_IN_NAMES}]", extension):
+        return "is no end of a file's name; expected no '/' and '\\'"
+    if extension.startswith("_"):
+        return (
+            "begins with '_', which webdataset keeps for notes that it does not write; rename the"
+            " entry, or leave it out before"
+        )
+    if _SKIPPED.match(f"{key}.{extension}"):
+        return (
+            f"makes a file {key}.{extension}, which webdataset skips as a note of its own; give"
+            " another key or extension"
+        )
+    return ""
+
+
+def _encode_value(key: str, extension: str, value: Any) -> bytes:
+    """Returns the bytes of an entry. Other values than bytes are encoded by the extension.
+
+    Raises:
+        BadSampleError: The value cannot be encoded by this extension.
+        ImportError: A package is missing that webdataset needs for this extension.
+    """
+    if isinstance(value, bytes):
+        return value
+    compressed = extension.lower().endswith(".gz")
+    kind = extension.lower().removesuffix(".gz").rpartition(".")[2]
+    try:
+        if isinstance(value, str):
+            data = value.encode()
+        else:
+            data = bytes(_encoder(kind)(to_plain(value) if kind in _OF_TREES else value))
+    except MemoryError:
+        raise  # a fault of the worker, not of this sample
+    except ImportError as error:
+        raise ImportError(
+            f"entries {extension!r} cannot be encoded: {error}; install that package where the"
+            " pipeline runs"
+        ) from error
+    except Exception as error:
+        raise BadSampleError(
+            BAD_ENTRY,
+            key,
+            f"the sample {key!r}: its {extension!r} is a {type(value).__name__} that cannot be"
+            f" encoded ({error}); give bytes, or what webdataset encodes by this extension",
+        ) from error
+    return gzip.compress(data, mtime=0) if compressed else data
+
+
+@cache
+def _encoder(extension: str) -> Any:
+    """Returns webdataset's function that encodes values by an extension.
+
+    Raises:
+        ValueError: There is none.
+    """
+    from webdataset.writer import default_handlers  # imports torch if it is installed
+
+    if extension not in default_handlers:
+        raise ValueError(f"webdataset encodes no {extension!r}")
+    return default_handlers[extension]
