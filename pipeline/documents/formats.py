@@ -11,23 +11,47 @@ cut. It is the range that holds:
 - for row group i of n of a Parquet file: the byte i * size // n.
 - for UTF-16 and all other formats: byte 0, so one range has the whole file.
 
-A new format is a file with its `Format` and a line in LAYOUTS (pipeline.documents.source).
+docs/architecture.md shows how a format is added.
 """
 
 import importlib
 
 from pipeline.documents import lines
 from pipeline.documents.files import FileRange
-from pipeline.documents.records import Format, Record
+from pipeline.documents.kinds import KINDS
+from pipeline.documents.records import Beginning, Format, Record
 from pipeline.documents.source import LAYOUTS
 from pipeline.storage.archives import archive_kind, is_archive
 from pipeline.storage.compression import compression_suffix, is_compressed
 
-FORMATS: dict[str, Format] = {}
+
+def find_refused_suffixes(layout: Format) -> list[str]:
+    """Returns the extensions that a format detects but `KINDS` refuses.
+
+    A file with such an extension would never be read, because `KINDS` is asked first.
+    """
+    suffixes = [suffix for kind in KINDS for suffix in kind.suffixes.split()]
+    detect = layout.detect
+    return [suffix for suffix in suffixes if detect and detect(Beginning(suffix, b"", b""))]
+
+
+def _load_formats() -> dict[str, Format]:
+    """Imports the formats that LAYOUTS names; returns them by their names."""
+    formats: dict[str, Format] = {}
+    for name, place in LAYOUTS.items():
+        module_name, _, variable = place.partition(":")
+        module = importlib.import_module(f"pipeline.documents.{module_name}")
+        formats[name] = getattr(module, variable)
+        refused = find_refused_suffixes(formats[name])
+        assert not refused, (
+            f"the format {name} detects {', '.join(refused)}, which KINDS in kinds.py refuses"
+            " before any format is asked; take it out of KINDS"
+        )
+    return formats
+
+
+FORMATS = _load_formats()
 """The formats by their names, in the order in which `auto` tries them."""
-for _name, _layout in LAYOUTS.items():
-    _module = importlib.import_module(f"pipeline.documents.{_layout.partition(':')[0]}")
-    FORMATS[_name] = getattr(_module, _layout.partition(":")[2])
 
 
 def format_of(record: Record, file_range: FileRange) -> Format:

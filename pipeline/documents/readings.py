@@ -8,10 +8,11 @@ from itertools import islice
 
 from pipeline.documents.delimited import read_beginning
 from pipeline.documents.files import FileRange, StorageOptions, read_head
-from pipeline.documents.formats import FORMATS
-from pipeline.documents.lines import UTF16, head_to_text
+from pipeline.documents.formats import FORMATS, parse_record
+from pipeline.documents.lines import UTF16, head_to_text, read_whole
 from pipeline.documents.parts import Part
 from pipeline.documents.read import read_part
+from pipeline.documents.records import BadDocumentError, Record
 from pipeline.documents.tables import check_columns
 from pipeline.storage.ahead import map_ahead
 from pipeline.storage.archives import archive_kind
@@ -25,6 +26,7 @@ DEFAULT_FIELD = "text"
 _NUM_FILES_LOOKED_AT = 64  # of each format
 _NUM_DOCUMENTS = 50  # of the example file, that are searched for escapes
 _SHOWN_CHARACTERS = 70
+_MOST_PARSED_BYTES = 2**20  # of an example file that is one document
 _MUCH_ESCAPED = 0.1  # the share of documents with escapes that is worth a note
 _ESCAPED = re.compile("&(?:amp|lt|gt|quot|nbsp|#[0-9]+|#x[0-9a-fA-F]+);")
 
@@ -136,11 +138,14 @@ def _describe_group(
         notes.append(f"compressed as {compression}")
 
     kind = f"a {archive} of files, each by its own name" if archive else text_format
-    texts = _begin_texts(first, text_format, head, text_field, storage_options)
+    texts = _begin_texts(first, text_field, storage_options)
     beginning = " ".join(texts[0].split())[:_SHOWN_CHARACTERS] if texts else ""
     line = f"{len(files):,} file(s) read as {kind}"
     line += f" ({'; '.join(notes)})" if notes else ""
     line += f", such as {show(first.url)}"
+    if texts is None:
+        line += f", whose text is not shown: it has more than {_MOST_PARSED_BYTES:,} bytes"
+        return line
     line += f", which begins {beginning!r}" if beginning else ""
 
     num_escaped = sum(_ESCAPED.search(text) is not None for text in texts)
@@ -153,29 +158,40 @@ def _describe_group(
 
 
 def _begin_texts(
-    file_range: FileRange,
-    text_format: str,
-    head: bytes,
-    text_field: str,
-    storage_options: StorageOptions,
-) -> list[str]:
-    """Returns the texts of the first documents of a file, or the beginning of its only document.
+    file_range: FileRange, text_field: str, storage_options: StorageOptions
+) -> list[str] | None:
+    """Returns the texts of the first documents of a file, as the build will read them.
+
+    Malformed documents are left out. If the file is one document, plain text may be cut after its
+    first bytes; any other format is parsed as a whole.
 
     Args:
         file_range: A range of the file, or an archive.
-        text_format: Its format, or "auto" for an archive.
-        head: The first bytes of the file, decompressed; unused for an archive.
         text_field: The name of the field or column that holds the text.
         storage_options: Options of the file's filesystem.
+
+    Returns:
+        The texts, or None if the file is one document that is too large to be parsed here.
     """
-    if text_format in FORMATS and FORMATS[text_format].is_whole:
-        layout = FORMATS[text_format]
-        return [layout.decoder(head) if layout.decoder else head_to_text(head)]
-    whole = replace(file_range, meter=None)
-    documents = read_part(
-        Part((whole,)),
-        text_field=text_field,
-        on_bad_document="skip",
-        storage_options=storage_options,
-    )
-    return [document.text for document in islice(documents, _NUM_DOCUMENTS)]
+    url = file_range.url
+    if archive_kind(url) or not FORMATS[file_range.format].is_whole:
+        documents = read_part(
+            Part((replace(file_range, meter=None),)),
+            text_field=text_field,
+            on_bad_document="skip",
+            storage_options=storage_options,
+        )
+        return [document.text for document in islice(documents, _NUM_DOCUMENTS)]
+
+    if file_range.format == "text":
+        head = read_head(url, file_range.size, storage_options)
+        record = Record(1, 0, head_to_text(head).encode(errors="replace"))
+    else:
+        data = read_head(url, file_range.size, storage_options, _MOST_PARSED_BYTES + 1)
+        if len(data) > _MOST_PARSED_BYTES:
+            return None
+        record = read_whole([data], url, FORMATS[file_range.format].decoder)
+    try:
+        return [parse_record(record, file_range, text_field)]
+    except BadDocumentError:
+        return []

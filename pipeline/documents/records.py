@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple, Protocol
 
 from pipeline.documents.files import FileRange, StorageOptions
 
@@ -129,6 +129,25 @@ class Beginning(NamedTuple):
     text: bytes
 
 
+class ParseRecord(Protocol):
+    """The type of `Format.parse`: a function that makes the text of one record."""
+
+    def __call__(self, text: str, record: Record, file_range: FileRange, text_field: str, /) -> str:
+        """Returns the text of a document, which may still have any white space.
+
+        Args:
+            text: The decoded bytes of the record, with all of its markup.
+            record: The record, which says what the reader knows about it besides its bytes.
+            file_range: The range of the file that the record was read from, with the settings of
+                the source for its files.
+            text_field: The setting of this name, for formats whose text is in a field or a column.
+
+        Raises:
+            BadDocumentError: The record is malformed.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Format:
     """A format of input files: how to find the records of a file, and the text of a record.
@@ -137,11 +156,10 @@ class Format:
     neither, every file is one document.
 
     Attributes:
-        parse: Returns the text of a record. Its arguments are the decoded bytes of the record, the
-            record, the range it was read from, and the name of the field that holds the text. It
-            raises BadDocumentError if the record is malformed.
+        parse: Returns the text of a record.
         detect: Returns whether a file with this beginning has the format. A format without it is
-            used only if the user names it.
+            used only if the user names it. It is not asked about files that `KINDS` in kinds.py
+            refuses.
         split: Makes records of the lines of a range, and stops after the last record that belongs
             to the range. It is used for members of archives as well.
         read: Yields the records that belong to a range, for a format that is not made of lines. Its
@@ -157,7 +175,7 @@ class Format:
         has_sentence_lines: Whether every line is a sentence.
     """
 
-    parse: Callable[[Any, Record, FileRange, str], str]
+    parse: ParseRecord
     detect: Callable[[Beginning], bool] | None = None
     split: Callable[[Iterable[Line], FileRange], Iterator[Record]] | None = None
     read: Callable[[FileRange, str, StorageOptions], Iterator[Record]] | None = None
