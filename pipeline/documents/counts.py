@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 
 _DROPPED = "dropped_"
-_SAID_OF_REASONS = {  # completes "12 of 34 documents ..."
+WORDS_OF_REASONS = {
     "empty": "have no text",
     "duplicate": "are copies of others",
     "near_duplicate": "are like another",
@@ -16,6 +16,10 @@ _SAID_OF_REASONS = {  # completes "12 of 34 documents ..."
     "not_an_article": "are no articles",
     "not_a_page": "are no pages",
 }
+"""The reasons that the build itself drops documents for; the words complete "12 of 34 documents".
+
+Malformed documents have other reasons, and so have those that a user's own filter drops.
+"""
 
 
 def format_counts(
@@ -37,7 +41,7 @@ def format_counts(
             source: counts[name] for source, counts in counters.items() if counts.get(name)
         }
         reason = name.removeprefix(_DROPPED)
-        said = _SAID_OF_REASONS.get(reason, f"are left out as {reason}")
+        said = WORDS_OF_REASONS.get(reason, f"are left out as {reason}")
         if by_source:
             shares = ", ".join(f"{source} {number:,}" for source, number in by_source.items())
             yield f"{sum(by_source.values()):,} of {num_read:,} documents {said}: {shares}"

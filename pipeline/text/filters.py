@@ -7,15 +7,15 @@ parts.
 import importlib
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pipeline.documents import Document
+from pipeline.documents.counts import WORDS_OF_REASONS
 
 OwnFilter = Callable[[str], Any]
-_OF_ONE_DOCUMENT = ("empty", "too_short", "too_long", "language", "task_text")
-RESERVED_REASONS = {*_OF_ONE_DOCUMENT, "duplicate", "near_duplicate", "excluded"}
 _REASON = re.compile("[a-z0-9_-]{1,40}")
+_WITH_OWN_CONTENT = ("languages", "language_threshold", "own")  # not just their values
 _EXPECTED = (
     "expected None or True to keep the document, or why it is dropped as a string of"
     f" {_REASON.pattern}"
@@ -25,6 +25,8 @@ _EXPECTED = (
 @dataclass(frozen=True)
 class FilterRule:
     """The settings that decide which documents are kept. By default all are.
+
+    The default of a field means that the filter is off.
 
     Attributes:
         min_characters: Documents with fewer characters of cleaned text are dropped as too_short.
@@ -44,27 +46,27 @@ class FilterRule:
     @property
     def keeps_all(self) -> bool:
         """Whether no document is left out."""
-        return not (self.min_characters or self.max_characters or self.languages or self.own)
+        return self == FilterRule()
 
     def content(self) -> dict[str, Any]:
         """Returns the settings that decide which documents are kept, for hashes, by name.
 
         A filter that is off adds nothing, so that a new filter changes no hash of older settings.
         """
-        found: dict[str, Any] = {}
-        if self.min_characters:
-            found["min_characters"] = self.min_characters
-        if self.max_characters is not None:
-            found["max_characters"] = self.max_characters
+        content: dict[str, Any] = {}
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name not in _WITH_OWN_CONTENT and value != field.default:
+                content[field.name] = value
         if self.languages:
             from pipeline.text.languages import describe_method
 
-            found["languages"] = sorted(set(self.languages))
-            found["language_threshold"] = self.language_threshold
-            found["language_method"] = describe_method()
+            content["languages"] = sorted(set(self.languages))
+            content["language_threshold"] = self.language_threshold
+            content["language_method"] = describe_method()
         if self.own:
-            found["filter"] = [describe_filter(name) for name in self.own]
-        return found
+            content["filter"] = [describe_filter(name) for name in self.own]
+        return content
 
 
 class DocumentFilter:
@@ -164,7 +166,7 @@ def call_filter(name: str, function: OwnFilter, document: Document) -> str | Non
         return None
     if not isinstance(answer, str) or not _REASON.fullmatch(answer):
         raise ValueError(f"{where}: it returned {answer!r:.100}; {_EXPECTED}")
-    if answer in RESERVED_REASONS:
+    if answer in WORDS_OF_REASONS:
         counted = "which the build counts itself; give another reason"
         raise ValueError(f"{where}: it returned {answer!r}, {counted}")
     return answer

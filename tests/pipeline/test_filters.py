@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pipeline.cli import COMMANDS
 from pipeline.command_line.program import parse_settings
 from pipeline.documents import Document
+from pipeline.documents.counts import WORDS_OF_REASONS
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset
 from pipeline.text.filters import (
@@ -77,6 +78,32 @@ def test_a_rule_at_its_defaults_keeps_all_and_says_nothing():
     assert FilterRule().content() == {}
     content = BuildSettings("o", ["i"]).tokens_content("v")
     assert not {"min_characters", "languages", "filter"} & content.keys()
+
+
+@pytest.mark.parametrize(
+    ("rule", "content"),
+    [
+        ({"min_characters": 3}, {"min_characters": 3}),
+        ({"max_characters": 0}, {"max_characters": 0}),
+        ({"min_characters": 0, "max_characters": None}, {}),
+        ({"own": ("os.path:basename",)}, {"filter": ["os.path:basename"]}),
+    ],
+)
+def test_a_filter_that_is_on_is_in_the_content(rule, content):
+    assert FilterRule(**rule).content() == content
+    assert FilterRule(**rule).keeps_all == (content == {})
+
+
+def test_languages_are_in_the_content_with_the_way_they_are_told():
+    content = FilterRule(languages=("de", "en", "de"), language_threshold=0.7).content()
+    assert content.pop("language_method").startswith("py3langid")
+    assert content == {"languages": ["de", "en"], "language_threshold": 0.7}
+
+
+@pytest.mark.parametrize("reason", WORDS_OF_REASONS)
+def test_every_reason_of_the_build_is_reserved(reason):
+    with pytest.raises(ValueError, match=f"'{reason}', which the build counts itself"):
+        call_filter("m:f", lambda _: reason, Document("text", "a.jsonl:7"))
 
 
 def test_languages_are_told_apart():
