@@ -62,14 +62,43 @@ def run(copy, line):
 def test_a_format_and_a_filter(copy, tmp_path):
     rows = [f"{number}\ta text of {number} and many more words\n" for number in range(6)]
     (tmp_path / "texts.chat").write_text("".join(rows) + "7\tshort\n")
+    times = "00:00:01,000 --> 00:00:02,000"
+    (tmp_path / "film.srt").write_text(f"1\n{times}\nA text with\n\n2\n{times}\nfour words.\n")
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ntext\nwords")
-    files = f"--input {tmp_path}/texts.chat --vocab {tmp_path}/vocab.txt --output {tmp_path}/data"
-    flags = (
-        "--format chat --min_words 3 --workers 1 --seq_lens 16 --max_unknown 1 --max_random_next 1"
-    )
+    inputs = f"--input {tmp_path}/texts.chat {tmp_path}/film.srt"
+    files = f"{inputs} --vocab {tmp_path}/vocab.txt --output {tmp_path}/data"
+    flags = "--min_words 3 --workers 1 --seq_lens 16 --max_unknown 1 --max_random_next 1"
     printed = run(copy, f"-m pipeline build {files} {flags}")
-    assert "1 of 7 documents have too few words: input 1" in printed
-    assert "input: 6 documents of" in printed
+    assert "1 file(s) read as chat, such as" in printed
+    assert (
+        f"read as subtitles, such as {tmp_path}/film.srt, which begins 'A text with four" in printed
+    )
+    assert "1 of 8 documents have too few words: input 1" in printed
+    assert "input: 7 documents of" in printed
+
+
+@pytest.mark.processes
+def test_a_range_of_the_new_setting(copy):
+    words = "-m pipeline build --input a --output b --min_words=-1"
+    ran = run_python(words.split(), cwd=copy, PYTHONPATH=str(copy))
+    assert ran.returncode == 2
+    assert "min_words is -1; it must be 0 or more" in ran.stderr
+
+
+@pytest.mark.processes
+def test_a_format_whose_extension_is_refused_is_not_imported(tmp_path):
+    ignored = shutil.ignore_patterns("__pycache__")
+    for package in ("tokenizer", "pipeline"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=ignored)
+    formats = PAGE.partition("### A format\n")[2].partition("### A filter\n")[0]
+    before, mark, _ = formats.partition("```diff\n--- pipeline/documents/kinds.py")
+    assert mark
+    add(tmp_path, before)
+    ran = run_python(
+        ["-c", "import pipeline.documents.formats"], cwd=tmp_path, PYTHONPATH=str(tmp_path)
+    )
+    assert ran.returncode == 1
+    assert "the format subtitles detects .srt, which KINDS in kinds.py refuses" in ran.stderr
 
 
 @pytest.mark.engines
