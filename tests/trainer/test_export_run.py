@@ -16,6 +16,7 @@ from trainer.checkpoints.store import CheckpointStore
 from trainer.checkpoints.write import CheckpointSaver
 from trainer.cli import main
 from trainer.conversion.initial_weights import read_initial_weights
+from trainer.inference.open_model import open_model
 from trainer.model.bert import build_model
 from trainer.optim.adamw import AdamW
 from trainer.runs.run_folder import RunFolder
@@ -62,6 +63,25 @@ def export(source, output):
 
 def contents(folder):
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def test_minimal_pairs_are_those_of_the_checkpoints_step(run, bucket):
+    config = "objective: mlm+nsp\nvalidation: {pairs: s3://texts/blimp.jsonl}\n"
+    rows = ""
+    for step, right in ((1, 0.25), (2, 0.75), (3, 0.5)):
+        columns = {"pairs": 4, "pairs_accuracy": right, "pairs_groups": {}}
+        rows += json.dumps({"step": step, "split": "validation", **columns}) + "\n"
+    (run.path / "config.yaml").write_text(config)
+    (run.path / "metrics.jsonl").write_text(rows)
+    bucket.pipe({"/bucket/run/config.yaml": config.encode()})
+    assert "minimal_pairs" not in open_model(URL).provenance, "the URL has no metrics yet"
+    bucket.pipe({"/bucket/run/metrics.jsonl": rows.encode()})
+    for place in (run.path, URL):
+        for name, right in ((f"{place}@1", 0.25), (f"{place}", 0.75)):
+            measured = open_model(name).provenance["minimal_pairs"]
+            assert (measured["file"], measured["num_pairs"]) == ("blimp.jsonl", 4)
+            assert measured["accuracy"] == right
+        assert "minimal_pairs" not in open_model(f"{place}@mean2").provenance
 
 
 def test_a_run_whose_disk_is_gone_is_exported_from_its_url(run, bucket, tmp_path, capsys):

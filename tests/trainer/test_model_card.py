@@ -13,7 +13,13 @@ from tokenizer.word_rule import CASED, UNCASED
 from trainer.conversion.model_card import is_unedited, model_card
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import Head
-from trainer.runs.training_facts import base_model_facts, source_licences, training_facts
+from trainer.runs.metrics import MetricsFile
+from trainer.runs.training_facts import (
+    base_model_facts,
+    pairs_facts,
+    source_licences,
+    training_facts,
+)
 
 SIZES = {"hidden_size": 128, "num_layers": 2, "num_heads": 2, "intermediate_size": 256}
 CONFIG = BertConfig(vocab_size=64, **SIZES)
@@ -51,6 +57,53 @@ def test_a_card_says_what_the_run_says():
         "AutoModelForMaskedLM.from_pretrained(FOLDER)",
     ):
         assert line in card
+
+
+PAIRS_ROW = {
+    "step": 60, "split": "validation", "pairs": 400, "pairs_accuracy": 0.64,
+    "pairs_mean_accuracy": 0.6, "pairs_standard_error_of_mean": 0.0123,
+    "pairs_groups": {"island_effects": 0.5, "binding": 0.7},
+}  # fmt: skip
+
+
+def test_a_card_has_the_minimal_pairs_with_their_standard_errors():
+    pairs = json.loads(json.dumps(pairs_facts(PAIRS_ROW, "s3://bucket/blimp.jsonl")))
+    assert pairs["standard_error"] == pytest.approx((0.64 * 0.36 / 400) ** 0.5)
+    card = model_card(CONFIG, {"steps": 60, "minimal_pairs": pairs}, rule=UNCASED).decode()
+    assert card.partition("## Minimal pairs\n\n")[2].partition("\n\n")[0].splitlines() == [
+        "| pairs; chance is 50 % | number | accuracy | standard error |",
+        "| --- | --- | --- | --- |",
+        "| all of blimp.jsonl | 400 | 64.0 % | 2.4 % |",
+        "| **mean of the groups below** | 2 groups | 60.0 % | 1.2 % |",
+        "| island effects |  | 50.0 % |  |",
+        "| binding |  | 70.0 % |  |",
+    ]
+    tuned = model_card(CONFIG, {"minimal_pairs": pairs}, rule=UNCASED, head=Head("span"))
+    assert b"Minimal pairs" not in tuned, "its weights are others than those that were measured"
+
+
+def test_a_card_of_pairs_without_groups_and_of_an_older_run():
+    row = PAIRS_ROW | {"pairs_groups": {}}
+    card = model_card(CONFIG, {"minimal_pairs": pairs_facts(row, "mine/")}, rule=UNCASED).decode()
+    assert "| all of mine | 400 | 64.0 % | 2.4 % |\n\n## Use" in card
+    older = {name: value for name, value in PAIRS_ROW.items() if "error" not in name}
+    facts = {"minimal_pairs": pairs_facts(older, "p")}
+    assert "| 2 groups | 60.0 % |  |" in model_card(CONFIG, facts, rule=UNCASED).decode()
+    assert b"Minimal pairs" not in model_card(CONFIG, {"steps": 1}, rule=UNCASED)
+
+
+def test_a_row_of_metrics_is_found_by_its_step_and_column(tmp_path):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    assert metrics.find_row(60, "pairs_accuracy") is None
+    for row in ({**PAIRS_ROW, "step": 40}, {"step": 60, "mlm_loss": 2.0}, PAIRS_ROW):
+        metrics.append(row)
+    with metrics.path.open("a") as file:
+        file.write('{"step": 60, "pairs_accuracy": 0.1')  # a row that is being written
+    assert metrics.find_row(60, "pairs_accuracy") == PAIRS_ROW
+    assert metrics.find_row(50, "pairs_accuracy") is None
+    metrics.path.write_text('{"pairs_accuracy": 1}\n')
+    with pytest.raises(ValueError, match=r"metrics\.jsonl, line 1 is no row"):
+        metrics.find_row(60, "pairs_accuracy")
 
 
 def test_a_card_names_the_models_that_training_began_with(tmp_path):

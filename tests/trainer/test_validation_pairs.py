@@ -6,6 +6,7 @@ import pytest
 
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import OURS, TINY, launch, rows_of, write_config
+from trainer.cli import main
 from trainer.inference.evaluate_pairs import evaluate_pairs
 from trainer.inference.open_model import open_model
 from trainer.minimal_pairs.read import read_pairs
@@ -56,6 +57,20 @@ def test_rows_have_what_evaluate_finds_in_the_checkpoint(folder):
     assert (last["pairs"], last["pairs_accuracy"]) == (4, found.total.accuracy)
     assert last["pairs_mean_accuracy"] == found.mean
     assert last["pairs_groups"] == {each.group[0]: each.accuracy for each in found.coarsest}
+    assert last["pairs_standard_error_of_mean"] == found.standard_error_of_mean
+
+
+def test_an_export_has_what_was_measured_at_its_step(folder, tmp_path):
+    run = folder / "with"
+    row = rows_of(run, "validation")[-1]
+    measured = open_model(str(run)).provenance["minimal_pairs"]
+    assert (measured["file"], measured["num_pairs"]) == ("pairs.jsonl", 4)
+    assert measured["accuracy"] == row["pairs_accuracy"]
+    assert measured["groups"] == row["pairs_groups"]
+    assert "minimal_pairs" not in open_model(str(folder / "without")).provenance
+    assert main(["export", str(run), "--output", str(tmp_path / "hf")]) == 0
+    card = (tmp_path / "hf/README.md").read_text()
+    assert f"| all of pairs.jsonl | 4 | {100 * row['pairs_accuracy']:.1f} % |" in card
 
 
 def test_zero_3_makes_equal_passes_and_needs_no_held_out_text(folder, tmp_path):

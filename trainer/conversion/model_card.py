@@ -32,6 +32,7 @@ tokenizer = AutoTokenizer.from_pretrained(FOLDER)
 model = AutoModelFor{model}.from_pretrained(FOLDER)
 ```"""
 _OF_DATA = ("dataset", "weight", "root hash", "licences")
+_OF_PAIRS = ("pairs; chance is 50 %", "number", "accuracy", "standard error")
 
 Rows = Iterator[tuple[Any, ...]]
 """Rows of a table: the name of a fact, and its value. Rows whose values are None are left out."""
@@ -65,6 +66,9 @@ def model_card(
     lines += _section("Pretraining", ("fact", ""), _describe_training(provenance))
     lines += _section("Data", _OF_DATA, map(_describe_data, provenance.get("datasets", ())))
     lines += _section("Base model", ("fact", ""), _describe_base(base))
+    if head is None:
+        pairs = provenance.get("minimal_pairs", {})
+        lines += _section("Minimal pairs", _OF_PAIRS, _describe_pairs(pairs))
     lines += _section("Fine-tuning", ("fact", ""), _describe_task(provenance.get("finetuned", {})))
     lines += ["## Use", "", _USE.format(model=model), ""]
     text = "\n".join(lines).encode()
@@ -134,6 +138,31 @@ def _describe_base(base: Mapping[str, Any]) -> Rows:
         yield from _describe_base(provenance["base_model"])
     else:
         yield "its base model", base.get("base_model")
+
+
+def _describe_pairs(pairs: Mapping[str, Any]) -> Rows:
+    """Yields the accuracy on all minimal pairs, the mean over groups, and that of each group.
+
+    Args:
+        pairs: The result of `trainer.runs.training_facts.pairs_facts`; empty if none were measured.
+    """
+    if not pairs:
+        return
+    error = _percent(pairs.get("standard_error"))
+    accuracy = _percent(pairs.get("accuracy"))
+    yield f"all of {pairs.get('file')}", _count(pairs.get("num_pairs")), accuracy, error
+    groups = pairs.get("groups", {})
+    if groups:
+        error = _percent(pairs.get("standard_error_of_mean"))
+        mean = _percent(pairs.get("mean_accuracy"))
+        yield "**mean of the groups below**", f"{len(groups)} groups", mean, error
+    for name, value in groups.items():
+        yield name.replace("_", " "), None, _percent(value), None
+
+
+def _percent(share: Any) -> str | None:
+    """Returns a share as a percentage with one decimal; None for anything but a float."""
+    return f"{100 * share:.1f} %" if isinstance(share, float) else None
 
 
 def _describe_task(finetuned: Mapping[str, Any]) -> Rows:

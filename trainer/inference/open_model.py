@@ -30,7 +30,7 @@ from tokenizer.vocab import Vocabulary, parse_vocab
 from tokenizer.word_rule import WordRule
 from trainer.checkpoints.read import MODEL, STATE, read_state, read_weights, step_of
 from trainer.checkpoints.resume import find_run, split_step
-from trainer.checkpoints.store import CHECKPOINTS, CheckpointStore
+from trainer.checkpoints.store import CHECKPOINTS, METRICS, CheckpointStore
 from trainer.conversion.export import parse_settings, read_json
 from trainer.conversion.initial_weights import read_initial_weights, resolve_model
 from trainer.conversion.names import CONFIG, PROVENANCE_KEY, TOKENIZER, TOKENIZER_CONFIG, VOCAB
@@ -39,8 +39,9 @@ from trainer.model.bert import BertForPreTraining
 from trainer.model.config import BertConfig
 from trainer.model.task_heads import Head
 from trainer.model.weights import check_weights
+from trainer.runs.metrics import MetricsFile
 from trainer.runs.run_folder import REMEDY, RUN_FACTS, RunFolder
-from trainer.runs.training_facts import training_facts
+from trainer.runs.training_facts import pairs_facts, training_facts
 
 _MEAN = re.compile("(.+)@mean([0-9]+)", re.DOTALL)
 
@@ -220,12 +221,15 @@ def open_run_model(name: str, storage_options: Mapping[str, Any] | None = None) 
         sums = {key: sums[key] + tensor for key, tensor in opened.state.items()}
     means = {key: tensor / count for key, tensor in sums.items()}
     provenance = opened.provenance | {"mean_of_steps": steps}
+    provenance.pop("minimal_pairs", None)  # the last checkpoint was measured, not the mean
     return dataclasses.replace(opened, where=name, state=means, provenance=provenance)
 
 
 def _open_checkpoint(store: CheckpointStore, name: str) -> OpenedModel:
     """Opens one checkpoint of a run, which is downloaded if the run is at a URL."""
     with store.opened(name, [MODEL, STATE]) as (run, checkpoint):
+        if not store.folder.is_local and _pairs_of(run) and store.folder.exists(METRICS):
+            store.fetch_files([METRICS], run.path)
         opened = _read_run(run, checkpoint)
     where = opened.where if store.folder.is_local else f"{store.url}/{CHECKPOINTS}/{name}"
     return dataclasses.replace(opened, where=where)
@@ -265,6 +269,11 @@ def _read_run(run: RunFolder, checkpoint: Path) -> OpenedModel:
     }
     if "base_model" in facts:
         provenance["base_model"] = facts["base_model"]
+    pairs = _pairs_of(run)
+    if pairs:
+        row = MetricsFile(run.metrics).find_row(state["step"], "pairs_accuracy")
+        if row:
+            provenance["minimal_pairs"] = pairs_facts(row, pairs)
     trunk = facts.get("trunk")
     if trunk:
         provenance["trunk"] = trunk | {"run": PurePath(trunk["run"]).name}
@@ -277,6 +286,12 @@ def _read_run(run: RunFolder, checkpoint: Path) -> OpenedModel:
         word_rule=WordRule.from_content(facts["datasets"][0]),
         provenance=provenance,
     )
+
+
+def _pairs_of(run: RunFolder) -> str | None:
+    """Returns the minimal pairs that a run is measured on, a file, folder or glob, or None."""
+    pairs = (run.read_config().get("validation") or {}).get("pairs")
+    return str(pairs) if pairs else None
 
 
 def _refuse_other_weights(weights: Mapping[str, Tensor], config: BertConfig, where: str) -> None:
@@ -330,7 +345,7 @@ def _read_provenance(value: Any, where: str) -> dict[str, Any]:
     """
     provenance = {} if value is None else value
     kinds = {"steps": int, "tokens_seen": int, "datasets": list}
-    kinds |= dict.fromkeys(("finetuned", "training", "base_model"), dict)
+    kinds |= dict.fromkeys(("finetuned", "training", "base_model", "minimal_pairs"), dict)
     wrong = not isinstance(provenance, dict) or any(
         not isinstance(provenance[name], kind) for name, kind in kinds.items() if name in provenance
     )

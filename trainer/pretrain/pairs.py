@@ -132,12 +132,16 @@ def _share_of(encoded: EncodedPairs, ranks: Ranks, micro_tokens: int) -> Iterato
 
 
 def pair_columns(accuracies: PairAccuracies) -> dict[str, Any]:
-    """Returns the columns of metrics.jsonl: accuracies of all pairs, of groups, and their mean."""
+    """Returns the columns of metrics.jsonl: accuracies of all pairs, of groups, and their mean.
+
+    The standard error of the mean is a column too; that of all pairs follows from their number.
+    """
     groups: Sequence[Any] = accuracies.coarsest if accuracies.columns else ()
     return {
         "pairs": accuracies.total.pairs,
         "pairs_accuracy": accuracies.total.accuracy,
         "pairs_mean_accuracy": accuracies.mean,
+        "pairs_standard_error_of_mean": accuracies.standard_error_of_mean,
         "pairs_groups": {group.group[0]: group.accuracy for group in groups},
     }
 

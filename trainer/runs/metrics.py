@@ -78,6 +78,26 @@ class MetricsFile:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
+    def find_row(self, step: int, column: str) -> dict[str, Any] | None:
+        """Returns the last row of a step that has a column, or None if there is no such row.
+
+        Only rows with the column are parsed, because a long run has many others. A last line that
+        is not written completely is left out.
+
+        Raises:
+            ValueError: A line with the column is no row.
+        """
+        if not self.path.exists():
+            return None
+        found = None
+        name = json.dumps(column).encode()
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                if name in line and line.endswith(b"\n") and self._step_of(line, number) == step:
+                    row = json.loads(line)
+                    found = row if column in row else found
+        return found
+
     def cut_after(self, step: int) -> None:
         """Removes the rows after a step, and a last line that was not written completely.
 

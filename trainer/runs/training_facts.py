@@ -4,6 +4,7 @@ The facts go into the exported model, for people who get the model without the r
 """
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
@@ -67,6 +68,32 @@ def base_model_facts(name: str, where: str | None = None) -> dict[str, Any]:
         "provenance": config.get("beambert", {}) if isinstance(config, dict) else {},
     }
     return {key: value for key, value in facts.items() if value}
+
+
+def pairs_facts(row: Mapping[str, Any], pairs: str) -> dict[str, Any]:
+    """Returns what a run measured on minimal pairs, for the card of the model.
+
+    Args:
+        row: A row of metrics.jsonl with the columns that `validation.pairs` adds.
+        pairs: The file, folder or glob of the pairs.
+
+    Returns:
+        The name of the file; the number of pairs, their accuracy and its standard error; and
+        "groups", the accuracy of each group. If there are groups, also the mean of their accuracies
+        and its standard error, which rows of older versions lack.
+    """
+    accuracy = row["pairs_accuracy"]
+    facts = {
+        "file": PurePath(pairs.rstrip("/")).name,
+        "num_pairs": row["pairs"],
+        "accuracy": accuracy,
+        "standard_error": math.sqrt(accuracy * (1 - accuracy) / row["pairs"]),
+        "groups": row["pairs_groups"],
+    }
+    if facts["groups"]:
+        facts["mean_accuracy"] = row["pairs_mean_accuracy"]
+        facts["standard_error_of_mean"] = row.get("pairs_standard_error_of_mean")
+    return facts
 
 
 def source_licences(dataset: Dataset) -> list[str]:
