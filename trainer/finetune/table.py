@@ -22,7 +22,7 @@ from trainer.finetune.settings import ColumnSettings, FinetuneSettings
 from trainer.finetune.task import ReadSet, Split
 from trainer.finetune.text import file_stem
 
-KINDS = {
+HEADS_AND_METRICS = {
     "classification": ("classification", ("accuracy", "macro_f1")),
     "regression": ("regression", ("pearson", "spearman", "mean_squared_error")),
     "multiple-choice": ("choice", ("accuracy",)),
@@ -56,7 +56,7 @@ def open_table(settings: FinetuneSettings) -> PairTask:
     Raises:
         ValueError: `columns.choices` has a single column.
     """
-    kind, metrics = KINDS[settings.task]
+    kind, metrics = HEADS_AND_METRICS[settings.task]
     columns = SWAG if settings.task == "swag" else settings.columns
     choices = columns.choices if kind == "choice" else ()
     if len(choices) == 1:
