@@ -94,7 +94,10 @@ def _double_quote(found: re.Match[str]) -> str:
 
 
 def _unescape_letter(found: re.Match[str]) -> str:
-    r"""Rewrites PostgreSQL's \n as an escaped line end, and \t and \r as spaces."""
+    r"""Rewrites an escape of PostgreSQL's COPY, as `csv.reader` can read it.
+
+    The letters \n become a backslash and a line end; \t and \r become spaces.
+    """
     return {"n": "\\\n", "t": " ", "r": " "}.get(found[1], found[0])
 
 

@@ -90,7 +90,10 @@ def read_blocks(file_range: FileRange, storage_options: StorageOptions = None) -
 
 
 def read_stored(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[bytes]:
-    """Returns the blocks of `read_blocks` as stored, still compressed, without counting them."""
+    """Returns the bytes that `read_blocks` reads, as they are stored, lazily.
+
+    They are still compressed if the file is, and are not added to the meter.
+    """
     folder, name = open_sized(file_range, storage_options)
     return _read_ranges(folder, name, file_range)
 

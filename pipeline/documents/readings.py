@@ -80,7 +80,10 @@ def check_text_field(
 
 
 def _call(read_names: NameReader, options: StorageOptions, file_range: FileRange) -> list[str]:
-    """Calls `read_names` with a file, which is the last argument here so that `partial` works."""
+    """Returns `read_names(file_range, options)`.
+
+    The file is the last argument here, so that `partial` can give the others.
+    """
     return read_names(file_range, options)
 
 

@@ -272,7 +272,11 @@ def _partly_masked(block: Block, is_continuation: Bools) -> Bools:
 
 
 def _owners(offsets: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Returns the number of the instance that each token, or each masked position, belongs to."""
+    """Returns the number of the instance to which each token, or each masked position, belongs.
+
+    Args:
+        offsets: [N + 1] the first token, or the first masked position, of each instance.
+    """
     return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
 
 

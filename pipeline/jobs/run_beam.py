@@ -299,12 +299,13 @@ class Progress:
     """Shows how many outputs are finished: as a bar on a terminal, else by one line per minute."""
 
     def __init__(self, describe: str, outputs: Outputs, state: Callable[[], str]) -> None:
-        """Takes what to count.
+        """Starts with the outputs that were there before the job.
 
         Args:
             describe: Name of the job, for messages.
             outputs: The files that the job makes.
-            state: Returns the state of the job as its runner calls it, or nothing.
+            state: Asks the runner for the state of the job, such as "RUNNING". Returns an empty
+                text if the runner does not tell it.
         """
         self._describe = describe
         self._outputs = outputs

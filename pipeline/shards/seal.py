@@ -56,7 +56,7 @@ def add_seals(seals: Iterable[Seal]) -> Seal:
     """Returns the seal of the union of several sets of documents.
 
     Args:
-        seals: The seal of each set. A document must not be in two of the sets, as its id would
+        seals: The seal of each set. A document must not be in two of the sets, because its id would
             cancel out.
     """
     return sum(seals, NOTHING)

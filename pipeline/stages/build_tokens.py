@@ -194,7 +194,8 @@ def index_delivered(
 
     Raises:
         FileNotFoundError: No pipeline has finished writing there.
-        ValueError: parts.json is damaged, or an error that `make_tokens` raises too.
+        ValueError: parts.json is damaged, the folder holds tokens of other settings, or all
+            documents were dropped.
     """
     folder = claim_tokens(settings, vocabulary)
     records = read_delivered(folder).records

@@ -126,7 +126,7 @@ def find_corpus(settings: BuildSettings) -> Corpus:
 
 
 def _say_what_is_left_out(urls: Sequence[str]) -> None:
-    """Names files in the folders of the input that are not read, such as READMEs, if any."""
+    """Tells the user which files in the folders of the input are not read, such as READMEs."""
     if urls:
         shown = ", ".join(map(show, urls[:_NUM_SHOWN])) + ", ..." * (len(urls) > _NUM_SHOWN)
         say(

@@ -238,7 +238,7 @@ def _describe_input(
 
 
 def _describe_sources(settings: BuildSettings, counts: InputCounts) -> Iterator[str]:
-    """Yields one line for each source: its documents and, among several sources, its share."""
+    """Yields a line for each source: its documents and, of several sources, its share of a pass."""
     weighted_tokens = [
         source.millionths * tokens
         for source, tokens in zip(settings.corpus, counts.tokens, strict=True)

@@ -110,7 +110,8 @@ def read_records(
 ) -> Built:
     """Returns the shards of the tasks that are finished.
 
-    A shard is finished if it has a valid record (`accept_record`) and the size in that record.
+    A shard is finished if it has a valid record (`accept_record`), and its file has the size that
+    the record states.
 
     Args:
         folder: The folder of the dataset.

@@ -152,7 +152,7 @@ class _Stream:
 
 
 def _check_member(member: TarMember) -> None:
-    """Raises ValueError for a name that leads out of the folder, and for a file with holes."""
+    """Raises ValueError if a member's name leads out of the folder, or its content has holes."""
     name = member.info.name
     if not stays_below(name) or ":" in name.partition("/")[0]:
         expected = "expected names below the archive's own folder; pack it again"

@@ -76,9 +76,12 @@ def count_matches(
 
 
 def similarity_of(matches: int) -> float:
-    """Returns the estimated Jaccard similarity of two sketches with so many equal places.
+    """Returns the estimated Jaccard similarity of two texts, given their sketches.
 
     One in 16 places is equal by chance, because a place of a sketch has four bits.
+
+    Args:
+        matches: The number of places at which the two sketches are equal.
     """
     return max(0.0, (matches / NUM_HASHES - 1 / 16) / (1 - 1 / 16))
 
