@@ -102,7 +102,7 @@ def test_a_format_whose_extension_is_refused_is_not_imported(tmp_path):
 
 
 @pytest.mark.engines
-def test_an_optimizer(copy, tmp_path):
+def test_an_optimizer_a_variant_and_a_metric_of_pretraining(copy, tmp_path):
     phase = {"seq_len": 16, "global_batch": 12, "steps": 3, "peak_lr": 1.0, "warmup_steps": 0}
     words = write_config(
         tmp_path / "run",
@@ -114,9 +114,14 @@ def test_an_optimizer(copy, tmp_path):
         precision="fp32",
     )
     run(copy, f"-m trainer {' '.join(words)}")
-    losses = [row["mlm_loss"] for row in rows_of(tmp_path / "run")]
+    rows = rows_of(tmp_path / "run")
+    losses = [row["mlm_loss"] for row in rows]
     assert len(losses) == 3
     assert losses[-1] < losses[0]
+    measured = [*rows, *rows_of(tmp_path / "run", "validation")]
+    assert len(measured) == 4
+    assert all(0 <= row["mlm_accuracy"] <= row["mlm_top5_accuracy"] <= 1 for row in measured)
+    assert any(row["mlm_accuracy"] < row["mlm_top5_accuracy"] for row in measured)
     run(copy, f"-m trainer export {tmp_path}/run --output {tmp_path}/hf")
     assert json.loads((tmp_path / "hf/config.json").read_text())["hidden_act"] == "relu"
 

@@ -4,6 +4,7 @@ import math
 import numpy as np
 import pytest
 
+from trainer.pretrain.validation import ValidationSet, join_columns
 from trainer.runs.metrics import MetricsFile, loss_columns, unigram_entropy
 
 
@@ -12,6 +13,20 @@ def test_columns_are_means_over_global_counts():
     columns = loss_columns(sums, masked=10, instances=4)
     mlm, nsp = {"mlm_loss": 3.0, "mlm_accuracy": 0.2}, {"nsp_loss": 1.0, "nsp_accuracy": 0.75}
     assert columns == {"loss": 4.0, **mlm, **nsp}
+
+
+def test_columns_of_a_mixture_are_weighted_means_of_measures_that_all_datasets_have():
+    counts = {"instances": 10, "masked": 30}
+    parts = {
+        "wiki": {"mlm_loss": 1.0, "nsp_accuracy": 0.5} | counts,
+        "books": {"mlm_loss": 5.0, "pos_accuracy": 0.25} | counts,
+    }
+    wiki = ValidationSet("wiki", 3, [], {})
+    books = ValidationSet("books", 1, [], {})
+    joined = {"mlm_loss": 2.0, "instances": 20, "masked": 60}
+    assert join_columns(parts, [wiki, books]) == joined
+    assert join_columns(parts, [books, wiki]) == joined
+    assert join_columns(parts, [books]) == parts["books"]
 
 
 def test_unigram_entropy_of_known_distributions():

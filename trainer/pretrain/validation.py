@@ -194,6 +194,9 @@ def join_columns(
 ) -> dict[str, Any]:
     """Returns the columns of a mixture: weighted means of measures, and sums of counts.
 
+    A measure that some dataset lacks is left out, because a mean over the other datasets would not
+    be that of the mixture.
+
     Args:
         parts: The columns of each dataset, by its name.
         sets: The validation sets, which have the weights.
@@ -205,6 +208,7 @@ def join_columns(
     joined = {
         key: sum(held_out.weight * parts[held_out.name][key] for held_out in sets) / total_weight
         for key in first
+        if all(key in columns for columns in parts.values())
     }
     for key in ("instances", "masked"):
         joined[key] = sum(columns[key] for columns in parts.values())
