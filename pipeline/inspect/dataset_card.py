@@ -1,7 +1,7 @@
 """Writes the README.md of a dataset, its card on the Hugging Face Hub: contents and licences.
 
-The card ends with a hash of itself. By it a later build tells whether somebody has edited the card,
-which then stays.
+The card ends with a hash of itself. A later build compares the hash, and does not replace a card
+that somebody has edited.
 """
 
 import hashlib

@@ -89,7 +89,7 @@ class GrowingDataset(Dataset):
     """
 
     def __init__(self, folder: Folder, plan: Manifest) -> None:
-        """Opens a dataset that is still being built, before its finished passes are looked for.
+        """Opens a dataset that is still being built. `find_pass` looks for its finished passes.
 
         Args:
             folder: The folder of the dataset.

@@ -238,7 +238,10 @@ def _describe_input(
 
 
 def _describe_sources(settings: BuildSettings, counts: InputCounts) -> Iterator[str]:
-    """Yields a line for each source: its documents and, of several sources, its share of a pass."""
+    """Yields a line for each source: its documents, and their share of a pass.
+
+    A single source has no share.
+    """
     weighted_tokens = [
         source.millionths * tokens
         for source, tokens in zip(settings.corpus, counts.tokens, strict=True)

@@ -1,9 +1,8 @@
 """Writes and reads files of rows of equal size, in 256 groups by one byte of each row.
 
 A file begins with a table of the number of each group's first row, so that one request can read
-any range of groups. If rows are
-grouped by the first byte of a hash, a 256th of them is in memory at a time. `open_groups` fetches
-many files once, and keeps their rows on this machine's disk.
+any range of groups. If rows are grouped by the first byte of a hash, a 256th of them is in memory
+at a time. `open_groups` fetches many files once, and keeps their rows on this machine's disk.
 """
 
 import contextlib

@@ -52,11 +52,13 @@ def sample_bits(text_bytes: int) -> int:
 def choose_sample(parts: Sequence[Part]) -> dict[Part, int]:
     """Chooses the parts from which words are counted (docs/format.md, section 1).
 
-    If all text is to be counted, these are all parts. Otherwise one of 2^k documents is counted
-    (`sample_bits`). Each source is cut anew into parts of 8 MiB. One of 2^a parts is read, at
-    least 64 of a source, and one of 2^(k - a) of their documents is counted. A part of more than a
-    64th of its source cannot be cut: it is always read, and one of 2^k of its documents counted. So
-    every document has the same probability to be counted.
+    If all text is to be counted, all parts are chosen. Otherwise one in 2^k documents is counted
+    (`sample_bits`), and most parts need not be read: each source is cut anew into parts of 8 MiB,
+    of which one in 2^a is read, but at least 64. Of its documents one in 2^(k - a) is counted.
+
+    A file that cannot be cut may be a part with more than a 64th of its source. Such a part is
+    always read, and one in 2^k of its documents is counted. So every document has the same
+    probability to be counted.
 
     Args:
         parts: All parts of the input.
