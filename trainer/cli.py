@@ -11,6 +11,7 @@ from typing import Any
 
 from pipeline.command_line.program import Command, run_program
 from pipeline.storage.terminal import say
+from trainer.ask.settings import AskSettings
 from trainer.inference.settings import (
     EvaluateSettings,
     ExportSettings,
@@ -52,6 +53,11 @@ COMMANDS = {
     "report": Command(
         "write the curves of one or several runs as a page", "trainer.cli:ReportSettings",
         "trainer.cli:report", positionals=("runs",), local=("output",),
+    ),
+    "ask": Command(
+        "say what steps of a run read, or which steps read a document",
+        "trainer.ask.settings:AskSettings", "trainer.cli:ask", positionals=("run",),
+        local=("cache_dir",),
     ),
     "export": Command(
         "write a checkpoint of a run for Hugging Face or DeepSpeed",
@@ -153,6 +159,13 @@ def report(settings: ReportSettings, _remainder: object = None) -> None:
         output = Path(settings.output) if settings.output else runs[0].path / "report.html"
         replace_file(output, render_page(runs).encode())
     say(f"{output}: {sum(len(run.train) for run in runs):,} steps of {len(runs)} run(s)")
+
+
+def ask(settings: AskSettings, _remainder: object = None) -> None:
+    """Runs `python -m trainer ask RUN --step 1200-1210`, or with another question."""
+    from trainer.ask.command import answer
+
+    answer(settings)
 
 
 def export(settings: ExportSettings, _remainder: object = None) -> None:

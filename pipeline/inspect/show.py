@@ -68,8 +68,8 @@ def format_instance(instance: Mapping[str, Any], places: Mapping[str, str]) -> s
     """
     ids = {"A": instance["document_a"], "B": instance["document_b"]}
     lines = [
-        f"  A: {_format_segment(instance['a'])}",
-        f"  B: {_format_segment(instance['b'])}",
+        f"  A: {format_segment(instance['a'])}",
+        f"  B: {format_segment(instance['b'])}",
         f"  label: {LABELS[instance['is_random_next']]}; documents {ids['A']} / {ids['B']};"
         f" {instance['tokens']} tokens, {instance['masked']} masked",
         *(
@@ -154,7 +154,7 @@ def _split_at_masks(
     return items + ([text] if text else [])
 
 
-def _format_segment(items: Sequence[Any]) -> str:
+def format_segment(items: Sequence[Any]) -> str:
     """Returns a segment of `describe_instance` as text."""
     return "".join(item if isinstance(item, str) else _mark(**item) for item in items)
 

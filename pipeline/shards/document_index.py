@@ -165,12 +165,12 @@ class DocumentIndex:
             return
         what = f"{self.dataset.url}: the documents of {len(missing):,} shard(s)"
         num_bytes = sum(shard.num_bytes for shard in missing)
-        self._say(f"{what}, {num_bytes / 1e6:,.1f} MB, are read once and kept in {self.folder}")
+        self._say(f"{what}, {num_bytes / 1e6:,.2f} MB, are read once and kept in {self.folder}")
         began = time.monotonic()
         yield
         kept_bytes = sum(self._path(shard).stat().st_size for shard in missing)
         seconds = time.monotonic() - began
-        self._say(f"{what} took {seconds:.1f} s, and take {kept_bytes / 1e6:,.1f} MB there")
+        self._say(f"{what} took {seconds:.1f} s, and take {kept_bytes / 1e6:,.2f} MB there")
 
     def _find_in(self, wanted: Array, place: "_ShardPlace") -> Found:
         """Returns the instances of one shard."""

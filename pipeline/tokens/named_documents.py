@@ -89,8 +89,9 @@ def find_ids(dataset: Dataset, id_start: str) -> list[str] | None:
 def find_at_place(dataset: Dataset, tokens: EncodedDocuments, place: DocumentPlace) -> list[str]:
     """Returns the ids of the documents that a dataset's build read at a place.
 
-    All places of the dataset are read, some seconds for ten million documents. A document that was
-    cut because of its length has several ids.
+    All places of the dataset are read, some seconds for ten million documents. The folders that a
+    place begins with may be left out. A document that was cut because of its length has several
+    ids.
 
     Args:
         dataset: The dataset.
@@ -114,7 +115,10 @@ def _ids_in_part(tokens: EncodedDocuments, source: int, place: str, part: str) -
     where = tokens.folder.locate(f"{part}.places")
     with tokens.folder.open(f"{part}.places") as file, named_damage(where, _REMEDY):
         table = open_parquet(file).read(use_threads=False)
-    is_there = pc.and_(pc.equal(table["source"], source), pc.equal(table["place"], place))
+    matches = pc.or_(
+        pc.equal(table["place"], place), pc.ends_with(table["place"], pattern=f"/{place}")
+    )
+    is_there = pc.and_(pc.equal(table["source"], source), matches)
     return [value.hex() for value in table["id"].filter(is_there).to_pylist()]
 
 

@@ -58,7 +58,14 @@ def test_ids_by_place(mixture, texts, mixture_config):
     places = {f"news:{folder}/news.jsonl:3": texts[2], f"books:{folder}/books.jsonl:1": texts[60]}
     for name, text in places.items():
         assert find_at_place(mixture, tokens, parse_name(name)) == [id_of(text)]
-    for name in (f"news:{folder}/news.jsonl:71", f"news:{folder}/books.jsonl:1", "other:x"):
+    assert find_at_place(mixture, tokens, parse_name("news:news.jsonl:3")) == [id_of(texts[2])]
+    for name in (
+        "news:ews.jsonl:3",
+        "news:news.jsonl",
+        f"news:{folder}/news.jsonl:71",
+        f"news:{folder}/books.jsonl:1",
+        "other:x",
+    ):
         assert find_at_place(mixture, tokens, parse_name(name)) == []
 
 

@@ -67,6 +67,11 @@ ROOMS = {
     "trainer.checkpoints": "pipeline.storage .process .optim .engine .settings .runs",
     "trainer.guards": "pipeline.storage .process .optim .settings",
     "trainer.watch": "pipeline.storage pipeline.pages .process .model .engine .settings .runs",
+    "trainer.ask": (
+        "tokenizer pipeline.storage pipeline.pages pipeline.shards pipeline.tokens"
+        " pipeline.inspect .stream.order .stream.batches .stream .settings .runs .checkpoints"
+        " .guards .watch"
+    ),
     "trainer.preflight": (
         "pipeline.storage pipeline.command_line pipeline.shards .process .stream.order .model"
         " .engine .settings .runs"
@@ -94,7 +99,7 @@ ROOMS = {
     ),
     "trainer.cli": (
         "pipeline.storage pipeline.command_line pipeline.shards .process .minimal_pairs"
-        " .conversion .runs .checkpoints .watch .preflight .inference .inference.features"
+        " .conversion .runs .checkpoints .watch .ask .preflight .inference .inference.features"
     ),
     "trainer.__main__": "pipeline.interrupts .cli",
     "trainer.beambert": "tokenizer pipeline.interrupts pipeline.command_line pipeline.cli .cli",
@@ -196,6 +201,7 @@ def test_no_circle_of_files():
         ("pipeline.cli, pipeline.stages.corpus", "apache_beam torch"),
         ("trainer.beambert", "torch deepspeed apache_beam pyarrow yaml"),
         ("trainer.finetune.task", "torch deepspeed apache_beam"),
+        ("trainer.ask.command", "torch deepspeed apache_beam"),
         ("trainer.stream.step", "apache_beam deepspeed webdataset"),
         ("trainer.stream.pipeline", "apache_beam deepspeed"),
     ],

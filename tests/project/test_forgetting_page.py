@@ -1,0 +1,30 @@
+"""The commands of docs/forgetting.md run, and answer."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.page_commands import run_block
+
+PAGE = (Path(__file__).parents[2] / "docs/forgetting.md").read_text()
+ASK = PAGE.partition("\n## Ask any step, any document\n")[2].partition("\n## ")[0]
+BLOCKS = re.findall(r"```bash\n(.*?)```", ASK, re.DOTALL)
+
+
+@pytest.mark.engines
+def test_a_run_is_asked(tmp_path):
+    cache = {"XDG_CACHE_HOME": str(tmp_path / "cache"), "CUDA_VISIBLE_DEVICES": ""}
+    said = [run_block(block, tmp_path, **cache) for block in BLOCKS]
+    assert "run: finished, 20 steps" in said[0]
+    assert "step 7, phase 0, length 32" in said[1]
+    assert len(re.findall(r"^ +\d+  [0-9a-f]{16}  ", said[1], re.MULTILINE)) == 16
+    assert re.search(r"^  [0-9a-f]{16}  input \(en\), .*notes.jsonl:\d+$", said[1], re.MULTILINE)
+    assert (tmp_path / "steps.html").read_text().count("<article") == 48
+    assert re.search(r"from      input \(en\), .*/notes.jsonl:3$", said[2], re.MULTILINE)
+    records = [json.loads(line) for line in (tmp_path / "reads.jsonl").read_text().splitlines()]
+    assert records[0]["place"].endswith("/notes.jsonl:3")
+    assert records[0]["reads"] == len(records) - 1
+    assert f"{records[0]['reads']} times in {records[0]['steps']} steps" in said[2]
+    assert said[3] == ""

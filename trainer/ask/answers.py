@@ -1,0 +1,357 @@
+"""Answers questions about a run as records, which are written as a table, JSON lines or a page.
+
+A record is a mapping with plain values. Its `kind` is one of these:
+
+- step: what one step read, followed by its records of kind instance and document;
+- instance: one instance of a step, with its tokens and masks;
+- document: where a document is from and, if it was asked for, how often steps have read it;
+- read: one time that a step read the document before it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipeline.inspect.show import describe_instance, read_vocabulary
+from pipeline.shards.document_index import open_document_index
+from pipeline.tokens.named_documents import (
+    DocumentPlace,
+    find_at_place,
+    find_ids,
+    ids_of_text,
+    parse_name,
+)
+from tokenizer.vocab import Vocabulary
+from trainer.ask.asked_run import AskedRun
+from trainer.ask.asked_stream import open_stream
+from trainer.ask.origins import Origins
+from trainer.ask.reads import Read, find_reads
+from trainer.ask.step_instances import StepContent
+
+Record = Mapping[str, Any]
+
+_ID_DIGITS = 16
+"""Digits of an id that instances name."""
+
+
+def answer_steps(
+    run: AskedRun, contents: Iterator[StepContent], origins: Origins | None
+) -> Iterator[Record]:
+    """Yields the records of steps: each step, its instances, and the documents not named before.
+
+    Args:
+        run: The run.
+        contents: The steps.
+        origins: Looks up where documents are from; None leaves that out.
+    """
+    vocabulary = read_vocabulary(run.mixture[0].dataset)
+    named: set[tuple[int, str]] = set()
+    for content in contents:
+        instances = [
+            _describe_instance(run, content, slot, vocabulary)
+            for slot in range(content.block.num_instances)
+        ]
+        documents = _documents_of(content, instances)
+        yield _describe_step(run, content, len({document for _, document in documents}))
+        yield from instances
+        fresh = sorted(documents - named)
+        named |= documents
+        if origins is not None:
+            yield from _describe_origins(run, origins, fresh)
+
+
+def _describe_step(run: AskedRun, content: StepContent, num_documents: int) -> Record:
+    """Returns the record of a step."""
+    anomaly = content.anomaly
+    refused = {} if anomaly is None else {"grad_norm": anomaly.grad_norm, "limit": anomaly.limit}
+    return {
+        "kind": "step",
+        "step": content.step,
+        "phase": content.phase,
+        "seq_len": content.seq_len,
+        "position": content.position,
+        "instances": content.block.num_instances,
+        "documents": num_documents,
+        "tokens": content.block.num_tokens,
+        "masked": content.block.num_masked,
+        "is_used": anomaly is None,
+        "is_undone": content.is_undone,
+        **refused,
+        "checkpoints_before": [step for step in run.checkpoints if step < content.step],
+    }
+
+
+def _describe_instance(
+    run: AskedRun, content: StepContent, slot: int, vocabulary: Vocabulary
+) -> Record:
+    """Returns the record of an instance of a step, with its tokens and masks."""
+    block = content.block.slice(slot, slot + 1)
+    described = describe_instance(block, vocabulary)
+    shard = content.shard[slot]
+    return {
+        "kind": "instance",
+        "step": content.step,
+        "slot": slot,
+        "dataset": run.mixture[int(content.dataset[slot])].name,
+        "epoch": int(content.epoch[slot]),
+        "pass": shard.pass_index,
+        "shard": shard.name,
+        "row": int(content.row[slot]),
+        **described,
+        "input_ids": block.input_ids.tolist(),
+        "segment_a_length": int(block.segment_a_length[0]),
+        "masked_lm_positions": block.masked_lm_positions.tolist(),
+        "masked_lm_ids": block.masked_lm_ids.tolist(),
+    }
+
+
+def _documents_of(content: StepContent, instances: Sequence[Record]) -> set[tuple[int, str]]:
+    """Returns the documents of instances, each with the index of its dataset in the mixture."""
+    datasets = content.dataset.tolist()
+    return {
+        (dataset, instance[name])
+        for dataset, instance in zip(datasets, instances, strict=True)
+        for name in ("document_a", "document_b")
+    }
+
+
+def _describe_origins(
+    run: AskedRun, origins: Origins, documents: Sequence[tuple[int, str]]
+) -> Iterator[Record]:
+    """Yields a record for each document that is named, without one for those of lost origin."""
+    for dataset, source in enumerate(run.mixture):
+        ids = [document for of_dataset, document in documents if of_dataset == dataset]
+        for origin in origins.find(dataset, ids).values():
+            yield {"kind": "document", "dataset": source.name, **asdict(origin)}
+
+
+@dataclass(frozen=True)
+class NamedDocument:
+    """A document that was asked for.
+
+    Attributes:
+        name: What it was called in the question.
+        dataset: The index of a dataset of the mixture that may have it.
+        id: Its id, or the first 16 to 32 hex digits.
+        is_known: Whether the dataset is known to have it. Otherwise its instances will tell.
+    """
+
+    name: str
+    dataset: int
+    id: str
+    is_known: bool
+
+
+def name_documents(
+    run: AskedRun, names: Sequence[str], texts: Sequence[str], origins: Origins
+) -> list[NamedDocument]:
+    """Returns the documents that a person named, in each dataset that has them.
+
+    Args:
+        run: The run.
+        names: Beginnings of ids, and SOURCE:PLACE.
+        texts: Files that hold the text of a document each.
+        origins: Looks up places.
+
+    Raises:
+        FileNotFoundError: A file of a text is missing.
+        ValueError: A name names no document, no dataset has it, or places are not known any more.
+    """
+    documents: list[NamedDocument] = []
+    for name in names:
+        parsed = parse_name(name)
+        if isinstance(parsed, DocumentPlace):
+            found = list(_at_place(run, name, parsed, origins))
+        else:
+            found = [
+                document
+                for dataset in range(len(run.mixture))
+                for document in _with_id(run, name, dataset, parsed)
+            ]
+        documents += _require(run, name, found)
+    for name in texts:
+        text = Path(name).read_bytes()
+        documents += _require(run, name, list(_of_text(run, name, text)))
+    return documents
+
+
+def _with_id(run: AskedRun, name: str, dataset: int, id_start: str) -> Iterator[NamedDocument]:
+    """Yields the documents of a dataset whose ids begin with some digits."""
+    ids = find_ids(run.mixture[dataset].dataset, id_start)
+    if ids is None:
+        yield NamedDocument(name, dataset, id_start, is_known=False)
+        return
+    yield from (NamedDocument(name, dataset, document, is_known=True) for document in ids)
+
+
+def _at_place(
+    run: AskedRun, name: str, place: DocumentPlace, origins: Origins
+) -> Iterator[NamedDocument]:
+    """Yields the documents of all datasets that are from a place.
+
+    Raises:
+        ValueError: No dataset has a source of that name, or the places of one that has are gone.
+    """
+    names: list[str] = []
+    for dataset, source in enumerate(run.mixture):
+        of_dataset = [str(each["name"]) for each in source.dataset.manifest.sources]
+        names += of_dataset
+        if place.source not in of_dataset:
+            continue
+        tokens = origins.tokens(dataset)
+        if tokens is None:
+            raise ValueError(
+                f"{name}: where the documents of {source.dataset.url} are from is not known any"
+                " more, because its encoded documents (tokens/) are gone; give the document's id,"
+                " or --text with a file of its text"
+            )
+        for document in find_at_place(source.dataset, tokens, place):
+            yield NamedDocument(name, dataset, document, is_known=True)
+    if place.source not in names:
+        raise ValueError(
+            f"{name}: no dataset of {run.name} has a source {place.source!r}; they have"
+            f" {', '.join(dict.fromkeys(names)) or 'none'}"
+        )
+
+
+def _of_text(run: AskedRun, name: str, text: bytes) -> Iterator[NamedDocument]:
+    """Yields the documents of all datasets that have a text.
+
+    Raises:
+        ValueError: The file is not UTF-8, or is empty.
+    """
+    try:
+        decoded = text.decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} is not UTF-8: {error}; give a file of plain text") from error
+    for dataset, source in enumerate(run.mixture):
+        for document in sorted(ids_of_text(source.dataset, decoded, name)):
+            yield from _with_id(run, name, dataset, document)
+
+
+def _require(run: AskedRun, name: str, found: Sequence[NamedDocument]) -> Sequence[NamedDocument]:
+    """Returns the documents, or raises a ValueError if there is none."""
+    if not found:
+        raise ValueError(_unknown(run, name))
+    return found
+
+
+def _unknown(run: AskedRun, name: str) -> str:
+    """Returns the message about a document that no dataset has."""
+    urls = ", ".join(source.dataset.url for source in run.mixture)
+    return f"{name}: no dataset of {run.name} has this document ({urls})"
+
+
+def answer_documents(
+    run: AskedRun,
+    documents: Sequence[NamedDocument],
+    origins: Origins | None,
+    cache_dir: str | None,
+    say: Callable[[str], object],
+) -> Iterator[Record]:
+    """Yields the records of documents, each followed by the reads of it.
+
+    Args:
+        run: The run.
+        documents: The documents.
+        origins: Looks up where they are from; None leaves that out.
+        cache_dir: The folder of the index from documents to instances; None for the default.
+        say: Called with lines for people.
+
+    Raises:
+        ValueError: No dataset has one of the documents.
+    """
+    reads, num_instances = _find_all_reads(run, documents, cache_dir, say)
+    for name in dict.fromkeys(document.name for document in documents):
+        of_name = [document for document in documents if document.name == name]
+        held = [each for each in of_name if each.is_known or num_instances[_key(each)]]
+        if not held:
+            raise ValueError(_unknown(run, name))
+        for document in held:
+            of_document = reads.get(_key(document), [])
+            yield _describe_document(
+                run, document, of_document, num_instances[_key(document)], origins
+            )
+            yield from (_describe_read(run, read) for read in of_document)
+
+
+_Key = tuple[int, int]
+"""The index of a dataset, and the first 64 bits of a document's id."""
+
+
+def _key(document: NamedDocument) -> _Key:
+    """Returns what instances know of a document."""
+    return document.dataset, int(document.id[:_ID_DIGITS], 16)
+
+
+def _find_all_reads(
+    run: AskedRun,
+    documents: Sequence[NamedDocument],
+    cache_dir: str | None,
+    say: Callable[[str], object],
+) -> tuple[dict[_Key, list[Read]], Counter[_Key]]:
+    """Returns the reads of documents in all streams, and the numbers of their instances."""
+    reads: dict[_Key, list[Read]] = {}
+    num_instances: Counter[_Key] = Counter()
+    stream = lru_cache(maxsize=None)(partial(open_stream, run))
+    lengths = dict.fromkeys(phase.seq_len for phase in run.settings.phases)
+    for dataset, source in enumerate(run.mixture):
+        ids = sorted({_key(document)[1] for document in documents if document.dataset == dataset})
+        if not ids:
+            continue
+        index = open_document_index(source.dataset, "train", cache_dir, say)
+        for seq_len in lengths:
+            found = index.find(np.array(ids, np.uint64), [seq_len])
+            num_instances.update((dataset, document) for document in found.document.tolist())
+            if len(found):
+                for read in find_reads(stream(seq_len), dataset, found):
+                    reads.setdefault((dataset, read.document), []).append(read)
+    for of_document in reads.values():
+        of_document.sort(key=lambda read: (read.step or 0, read.slot or 0))
+    return reads, num_instances
+
+
+def _describe_document(
+    run: AskedRun,
+    document: NamedDocument,
+    reads: Sequence[Read],
+    num_instances: int,
+    origins: Origins | None,
+) -> Record:
+    """Returns the record of a document that was asked for."""
+    steps = [read.step for read in reads if read.step is not None]
+    first = min(steps, default=None)
+    found = origins.find(document.dataset, [document.id]) if origins else {}
+    origin = found.get(document.id)
+    return {
+        "kind": "document",
+        "asked": document.name,
+        "dataset": run.mixture[document.dataset].name,
+        "id": document.id,
+        **(asdict(origin) if origin else {}),
+        "instances": num_instances,
+        "reads": len(steps),
+        "steps": len(set(steps)),
+        "as_a": sum(read.is_a for read in reads if read.step is not None),
+        "as_random_b": sum(not read.is_a for read in reads if read.step is not None),
+        "reads_before": sum(read.step is None for read in reads),
+        "trunk": run.trunk[0] if run.trunk else None,
+        "first_step": first,
+        "last_step": max(steps, default=None),
+        "checkpoints_before": [step for step in run.checkpoints if first is None or step < first],
+    }
+
+
+def _describe_read(run: AskedRun, read: Read) -> Record:
+    """Returns the record of a read."""
+    return {
+        "kind": "read",
+        **asdict(read),
+        "document": f"{read.document:016x}",
+        "is_used": read.step not in run.refused,
+    }

@@ -1,0 +1,201 @@
+"""Opens the streams of a run: the order of its instances of one length, and the steps on it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+
+from pipeline.shards.block import block_instances
+from trainer.ask.asked_run import NO_WAIT, AskedRun
+from trainer.ask.made_steps import Anomaly, MadeSteps
+from trainer.guards.spike_guard import MOST_SKIPPED
+from trainer.stream.known import KnownPasses
+from trainer.stream.order.order import StreamOrder, Stretch
+from trainer.stream.order.share import Rows, default_num_lanes, plan_steps
+from trainer.stream.order.state import StreamState, merge_stretches
+from trainer.stream.order.stretches import next_stretches
+
+_WHOLE_SHARD = 1 << 62
+_PLANNED_STEPS = 64
+"""Steps that are planned together."""
+
+
+@dataclass(frozen=True)
+class AskedStream:
+    """The stream of all phases of one length.
+
+    Attributes:
+        run: The run.
+        seq_len: The length of the instances.
+        passes: The passes of the datasets.
+        state: The state of the stream, at the newest checkpoint or at the beginning, with all
+            positions that the run leaves out.
+        made: The steps of these phases.
+    """
+
+    run: AskedRun
+    seq_len: int
+    passes: KnownPasses
+    state: StreamState
+    made: MadeSteps
+
+    @property
+    def order(self) -> StreamOrder:
+        """The order of the stream."""
+        return self.passes.order(self.state)
+
+    def global_batch(self, index: int) -> int:
+        """Returns the number of instances of a step, by the step's index in `made`."""
+        return self.run.settings.phases[int(self.made.phase[index])].global_batch
+
+    def plan(
+        self, indices: Sequence[int], block_size: int = _WHOLE_SHARD
+    ) -> Iterator[tuple[int, Rows]]:
+        """Yields the instances of steps, as ranges of rows in the order of slots.
+
+        Args:
+            indices: The steps, as ascending indices in `made`.
+            block_size: Ranges do not cross the borders of blocks of so many instances.
+
+        Yields:
+            The index of each step, and its rows.
+
+        Raises:
+            ValueError: The positions in metrics.jsonl are not those of the order.
+        """
+        for global_batch, group in groupby(indices, self.global_batch):
+            members = list(group)
+            for first in range(0, len(members), _PLANNED_STEPS):
+                chunk = members[first : first + _PLANNED_STEPS]
+                for index in chunk:
+                    self._check_place(index)
+                positions = self.made.position[chunk].tolist()
+                yield from zip(
+                    chunk, plan_whole(self.order, positions, global_batch, block_size), strict=True
+                )
+
+    def _check_place(self, index: int) -> None:
+        """Raises a ValueError unless a step and the next one are where the order has them."""
+        position = int(self.made.position[index])
+        stretches = next_stretches(self.order, position, self.global_batch(index))
+        expected = stretches[0][0]
+        found = position
+        if found == expected and index + 1 < len(self.made):
+            expected = next_stretches(self.order, stretches[-1][1], 1)[0][0]
+            found = int(self.made.position[index + 1])
+        if found != expected:
+            raise ValueError(
+                f"{self.run.name}/metrics.jsonl: step {int(self.made.step[index])} begins at"
+                f" position {position:,} or the next one at {found:,}, expected {expected:,} by the"
+                " run's settings and state; a file of the run was changed or belongs to another"
+            )
+
+
+def open_stream(run: AskedRun, seq_len: int) -> AskedStream:
+    """Opens the stream of all phases of one length.
+
+    Args:
+        run: The run.
+        seq_len: A length of its phases.
+
+    Raises:
+        FileNotFoundError: A dataset lacks a pass that the run has read.
+        ValueError: A dataset has no such instances, or others than the run has read.
+    """
+    settings = run.settings
+    phases = settings.phases_of(seq_len)
+    made = run.made.of_phases(phases)
+    passes = _known_passes(run, seq_len, made)
+    saved = run.states.get(str(seq_len))
+    if saved is None:
+        num_lanes = default_num_lanes(
+            settings.phases[phases[0]].global_batch,
+            passes.first_pass_instances,
+            block_instances(seq_len),
+        )
+        saved = passes.state(0, settings.seed, num_lanes)
+    _refuse_other_data(run, passes, saved)
+    stretches = [*saved.skipped, *settings.skipped(*phases)]
+    stretches += [stretch for phase, stretch in rollbacks(run.anomalies) if phase in phases]
+    skipped = merge_stretches(_without_contradicted(stretches, made))
+    return AskedStream(run, seq_len, passes, replace(saved, skipped=skipped), made)
+
+
+def _known_passes(run: AskedRun, seq_len: int, made: MadeSteps) -> KnownPasses:
+    """Returns the passes of the run's datasets, at least those that the steps have read.
+
+    Raises:
+        FileNotFoundError: A dataset lacks a pass that the run has read.
+    """
+    end = 0
+    if len(made):
+        end = int(made.position[-1]) + run.settings.phases[int(made.phase[-1])].global_batch
+    saved = run.states.get(str(seq_len))
+    try:
+        passes = KnownPasses(run.mixture, "train", seq_len, NO_WAIT)
+        passes.wait_for(max(end, saved.position if saved else 0))
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{run.name} has read more passes of length {seq_len} than its datasets hold now;"
+            " restore them, or build them again"
+        ) from error
+    return passes
+
+
+def rollbacks(anomalies: Sequence[Anomaly]) -> list[tuple[int, Stretch]]:
+    """Returns the stretches that a run left out after it went back, each with its phase, in order.
+
+    A run goes back after so many refused steps in a row, and leaves all their positions out.
+    """
+    found = []
+    start = 0
+    for anomaly in anomalies:
+        if anomaly.in_a_row == 1:
+            start = anomaly.start
+        if anomaly.in_a_row >= MOST_SKIPPED:
+            found.append((anomaly.phase, (start, anomaly.stop)))
+    return found
+
+
+def plan_whole(
+    order: StreamOrder, positions: Sequence[int], global_batch: int, block_size: int = _WHOLE_SHARD
+) -> Iterator[Rows]:
+    """Yields the rows of whole global batches, in the order of slots.
+
+    Args:
+        order: The order of the stream.
+        positions: Where the batches begin.
+        global_batch: Instances of each batch.
+        block_size: Ranges do not cross the borders of blocks of so many instances.
+    """
+    rows, bounds = plan_steps(
+        order, positions, global_batch, rank=0, world_size=1, block_size=block_size
+    )
+    for number in range(len(positions)):
+        of_step = slice(int(bounds[number]), int(bounds[number + 1]))
+        yield Rows(*(column[of_step] for column in rows))
+
+
+def _without_contradicted(stretches: Sequence[Stretch], made: MadeSteps) -> list[Stretch]:
+    """Returns the stretches in which no step begins: a run does not begin a step where it skips."""
+    bounds = np.searchsorted(made.position, np.array(stretches, np.int64).reshape(-1, 2))
+    return [
+        stretch
+        for stretch, (first, stop) in zip(stretches, bounds.tolist(), strict=True)
+        if first == stop
+    ]
+
+
+def _refuse_other_data(run: AskedRun, passes: KnownPasses, saved: StreamState) -> None:
+    """Raises a ValueError if what was read of a dataset has another content now."""
+    weights = [dataset.weight for dataset in saved.datasets]
+    now = passes.describe(saved.position, weights)
+    for source, then, current in zip(run.mixture, saved.datasets, now, strict=True):
+        if then != current:
+            raise ValueError(
+                f"{source.dataset.url} is not the dataset {source.name} that {run.name} was trained"
+                f" on: {current.passes} passes with content {current.content}, the newest"
+                f" checkpoint says {then.passes} with {then.content}; --data says where that"
+                " dataset is"
+            )

@@ -1,0 +1,102 @@
+"""Runs `python -m trainer ask`."""
+
+import json
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pipeline.storage.folder import Folder, parse_storage_options
+from pipeline.storage.secret_values import hide
+from pipeline.storage.terminal import say
+from trainer.ask.answers import Record, answer_documents, answer_steps, name_documents
+from trainer.ask.asked_run import AskedRun, opened_run
+from trainer.ask.origins import Origins
+from trainer.ask.page import render_answer
+from trainer.ask.settings import AskSettings
+from trainer.ask.step_instances import StepReader
+from trainer.ask.table import format_records
+
+_ORIGINS_LOST = (
+    "where documents are from is not known any more: the encoded documents (tokens/) of {} are gone"
+)
+
+
+def answer(settings: AskSettings) -> None:
+    """Answers the question of the settings, and prints or writes the answer.
+
+    Raises:
+        FileNotFoundError: There is no run, or a dataset or a file of it is gone.
+        ValueError: The question does not fit the run, or a file is damaged.
+    """
+    options = parse_storage_options(settings.storage_options)
+    if settings.format == "html" and settings.output is None and "://" in settings.run:
+        raise ValueError(
+            f"{settings.run} is no folder of this machine: --output says which file the page goes"
+            " to"
+        )
+    with opened_run(settings.run, settings.data, options) as run:
+        records = _answer(run, settings, options)
+        if settings.format == "html":
+            page = render_answer(settings.run, _describe(settings), records)
+            _write(settings.output or f"{settings.run}/ask.html", [page], options)
+            return
+        lines = _as_json(records) if settings.format == "jsonl" else format_records(records)
+        if settings.output is not None:
+            _write(settings.output, (f"{line}\n" for line in lines), options)
+            return
+        for line in lines:
+            say(line)
+
+
+def _answer(
+    run: AskedRun, settings: AskSettings, options: Mapping[str, Any] | None
+) -> Iterator[Record]:
+    """Returns the records of the answer, which are made lazily, after checks of the question."""
+    aside = partial(say, is_aside=True)
+    lookup = Origins(run.mixture, options)
+    origins = lookup if settings.origins else None
+    if origins is not None:
+        lost = [
+            source.dataset.url
+            for dataset, source in enumerate(run.mixture)
+            if origins.tokens(dataset) is None
+        ]
+        if lost:
+            aside(_ORIGINS_LOST.format(", ".join(lost)))
+    if settings.document or settings.text:
+        documents = name_documents(run, settings.document, settings.text, lookup)
+        return answer_documents(run, documents, origins, settings.cache_dir, aside)
+    reader = StepReader(run)
+    if settings.spikes:
+        if not run.anomalies:
+            aside(f"{settings.run}: the gradients of all steps were used")
+        return answer_steps(run, reader.read_refused(), origins)
+    reader.refuse_not_made(settings.steps)
+    return answer_steps(run, reader.read(settings.steps), origins)
+
+
+def _as_json(records: Iterable[Record]) -> Iterator[str]:
+    """Yields each record as one line of JSON, without secrets."""
+    return (hide(json.dumps(record, ensure_ascii=False)) for record in records)
+
+
+def _describe(settings: AskSettings) -> str:
+    """Returns the question in words, as the title of a page."""
+    if settings.spikes:
+        return "Steps whose gradients were not used"
+    if settings.step is not None:
+        return f"Step {settings.step}"
+    return f"Steps that read {', '.join([*settings.document, *settings.text])}"
+
+
+def _write(output: str, texts: Iterable[str], options: Mapping[str, Any] | None) -> None:
+    """Writes texts to a file or a URL, whole or not at all."""
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="beambert-ask-") as file:
+        for text in texts:
+            file.write(text)
+        file.flush()
+        folder, name = Folder.of_file(output, options)
+        folder.write(name, Path(file.name))
+    say(output)

@@ -1,0 +1,180 @@
+"""Finds the steps of a run that read given documents."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipeline.shards.document_index import Found
+from trainer.ask.asked_stream import AskedStream
+from trainer.stream.order.inverse import positions_in_epoch
+from trainer.stream.order.order import locate, own_position
+from trainer.stream.order.share import Rows
+from trainer.stream.order.stretches import next_stretches
+
+
+@dataclass(frozen=True)
+class Read:
+    """An instance with a document, at one of the times that a step read it.
+
+    Attributes:
+        document: The first 64 bits of the document's id.
+        step: The number of the step over the whole run; None if the run that this one continues
+            made it.
+        phase: The index of the phase; None as for `step`.
+        seq_len: The length of the instances.
+        position: The stream position at which the instance was drawn.
+        slot: The instance's place in the global batch; None as for `step`.
+        dataset: The name of the dataset.
+        epoch: The epoch of that dataset.
+        pass_index: The pass that the epoch reads.
+        shard: The shard's path, relative to the dataset.
+        row: The row of the instance in the shard.
+        is_a: Whether segment A is from the document.
+        is_b: Whether segment B is from the document. Both are true if B follows A.
+    """
+
+    document: int
+    step: int | None
+    phase: int | None
+    seq_len: int
+    position: int
+    slot: int | None
+    dataset: str
+    epoch: int
+    pass_index: int
+    shard: str
+    row: int
+    is_a: bool
+    is_b: bool
+
+
+def find_reads(stream: AskedStream, dataset: int, found: Found) -> list[Read]:
+    """Returns all times that steps of a stream read instances, in the order of steps and slots.
+
+    Args:
+        stream: The stream.
+        dataset: The index of a dataset in the mixture.
+        found: Train instances of that dataset, of the stream's length.
+    """
+    if not len(found) or not len(stream.made):
+        return []
+    candidates = [
+        candidate
+        for epoch in range(_num_epochs(stream, dataset))
+        for candidate in _in_epoch(stream, dataset, epoch, found)
+    ]
+    return sorted(_confirmed(stream, dataset, found, candidates), key=_order_of)
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """An instance that a step has read if its position exists and is before the step's end.
+
+    Attributes:
+        made: The index of the step in `stream.made`; -1 if the position is before all of them.
+        position: The stream position.
+        epoch: The epoch.
+        shard: The index of the shard in its pass.
+        number: The index of the instance in `Found`.
+    """
+
+    made: int
+    position: int
+    epoch: int
+    shard: int
+    number: int
+
+
+def _num_epochs(stream: AskedStream, dataset: int) -> int:
+    """Returns how many epochs of a dataset the stream has begun."""
+    last = len(stream.made) - 1
+    position = int(stream.made.position[last])
+    end = next_stretches(stream.order, position, stream.global_batch(last))[-1][1]
+    own_end = own_position(stream.order.weights, dataset, end)
+    if not own_end:
+        return 0
+    epoch, _ = locate(stream.order.pass_instances[dataset], own_end - 1)
+    return epoch + 1
+
+
+def _in_epoch(stream: AskedStream, dataset: int, epoch: int, found: Found) -> Iterator[_Candidate]:
+    """Yields where one epoch of a dataset reads the instances that were found in its pass."""
+    passes = stream.order.datasets[dataset]
+    pass_index = epoch % len(passes)
+    numbers = np.flatnonzero(found.pass_index == pass_index)
+    if not len(numbers):
+        return
+    place = {shard.name: place for place, shard in enumerate(passes[pass_index])}
+    all_shards = stream.run.mixture[dataset].dataset.all_shards
+    shard = np.array([place[all_shards[index].name] for index in found.shard[numbers].tolist()])
+    positions = positions_in_epoch(stream.order, dataset, epoch, shard, found.row[numbers])
+    made = np.searchsorted(stream.made.position, positions, side="right") - 1
+    columns = (made, positions, shard, numbers)
+    for of_step, position, of_pass, number in zip(*(c.tolist() for c in columns), strict=True):
+        yield _Candidate(of_step, position, epoch, of_pass, number)
+
+
+def _confirmed(
+    stream: AskedStream, dataset: int, found: Found, candidates: Sequence[_Candidate]
+) -> Iterator[Read]:
+    """Yields the candidates that their steps have read, as a plan of these steps says."""
+    by_step: dict[int, list[_Candidate]] = {}
+    for candidate in candidates:
+        by_step.setdefault(candidate.made, []).append(candidate)
+    for candidate in by_step.pop(-1, ()):
+        position = candidate.position
+        if stream.run.trunk and next_stretches(stream.order, position, 1)[0][0] == position:
+            yield _as_read(stream, dataset, found, candidate, None)
+    for made, rows in stream.plan(sorted(by_step)):
+        for candidate in by_step[made]:
+            slot = _find_slot(rows, dataset, candidate, int(found.row[candidate.number]))
+            if slot is not None:
+                yield _as_read(stream, dataset, found, candidate, slot)
+
+
+def _find_slot(rows: Rows, dataset: int, candidate: _Candidate, row: int) -> int | None:
+    """Returns the slot of an instance in a global batch; None if the batch does not have it.
+
+    Args:
+        rows: The rows of the batch, as ranges of rows of whole shards.
+        dataset: The index of the dataset.
+        candidate: The instance.
+        row: Its row in the shard.
+    """
+    is_here = (rows.dataset == dataset) & (rows.epoch == candidate.epoch)
+    is_here &= (rows.shard == candidate.shard) & (rows.start <= row) & (row < rows.stop)
+    hits = np.flatnonzero(is_here)
+    if not len(hits):
+        return None
+    lengths = rows.stop - rows.start
+    return int(lengths[: hits[0]].sum()) + row - int(rows.start[hits[0]])
+
+
+def _as_read(
+    stream: AskedStream, dataset: int, found: Found, candidate: _Candidate, slot: int | None
+) -> Read:
+    """Returns the record of a read; without a slot, another run made its step."""
+    number = candidate.number
+    source = stream.run.mixture[dataset]
+    is_own = slot is not None
+    return Read(
+        document=int(found.document[number]),
+        step=int(stream.made.step[candidate.made]) if is_own else None,
+        phase=int(stream.made.phase[candidate.made]) if is_own else None,
+        seq_len=stream.seq_len,
+        position=candidate.position,
+        slot=slot,
+        dataset=source.name,
+        epoch=candidate.epoch,
+        pass_index=int(found.pass_index[number]),
+        shard=source.dataset.all_shards[int(found.shard[number])].name,
+        row=int(found.row[number]),
+        is_a=bool(found.is_a[number]),
+        is_b=bool(found.is_b[number]),
+    )
+
+
+def _order_of(read: Read) -> tuple[int, int, int, int]:
+    """Returns what reads are sorted by: step, slot, position and document."""
+    return read.step or 0, read.slot or 0, read.position, read.document

@@ -1,0 +1,254 @@
+"""Reads the instances of a step, in the order of slots, with the masks that the step saw."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+
+import numpy as np
+
+from pipeline.shards.block import Array, Block, block_instances, concatenate_blocks
+from pipeline.shards.dataset import read_block
+from pipeline.shards.records import Shard
+from pipeline.storage.ahead import map_ahead
+from trainer.ask.asked_run import AskedRun
+from trainer.ask.asked_stream import AskedStream, open_stream, plan_whole, rollbacks
+from trainer.ask.made_steps import Anomaly
+from trainer.stream.batches.redraw import MaskRedraw, StepInstances, restore_text
+from trainer.stream.order.share import Rows
+from trainer.stream.order.state import merge_stretches
+from trainer.stream.order.stretches import next_stretches
+
+LEFT_TO_RIGHT = "left-to-right"
+"""The objective that masks nothing."""
+_AT_ONCE = 8
+_KEPT_BLOCKS = 512
+"""Blocks that stay in memory, because the next step reads on in them: at most some 200 MB."""
+
+
+@dataclass(frozen=True)
+class StepContent:
+    """What one step read.
+
+    Attributes:
+        step: The number of the step over the whole run.
+        phase: The index of its phase.
+        seq_len: The length of the instances.
+        position: The position in the stream of its first instance.
+        anomaly: Why its gradient was not used; None if it was used.
+        is_undone: Whether the run went back to a checkpoint before this step.
+        dataset: [N] the index of each instance's dataset in the mixture.
+        epoch: [N] the epoch of that dataset.
+        shard: The shard of each of the N instances.
+        row: [N] the instance's row in the shard.
+        block: The N instances, with the masks that the step saw.
+    """
+
+    step: int
+    phase: int
+    seq_len: int
+    position: int
+    anomaly: Anomaly | None
+    is_undone: bool
+    dataset: Array
+    epoch: Array
+    shard: list[Shard]
+    row: Array
+    block: Block
+
+
+class StepReader:
+    """Reads the instances of steps of a run; blocks that neighbouring steps share are read once."""
+
+    def __init__(self, run: AskedRun) -> None:
+        """Opens nothing yet.
+
+        Args:
+            run: The run.
+        """
+        self._run = run
+        self._stream = lru_cache(maxsize=None)(partial(open_stream, run))
+        self._redraw = lru_cache(maxsize=None)(self._open_redraw)
+        self._block = lru_cache(maxsize=_KEPT_BLOCKS)(self._read_block)
+
+    def read(self, steps: Sequence[int]) -> Iterator[StepContent]:
+        """Yields the contents of steps that were made and not undone, lazily.
+
+        Args:
+            steps: Ascending numbers of steps.
+
+        Raises:
+            FileNotFoundError: A shard is missing.
+            ValueError: A step was not made, or a file is damaged.
+        """
+        self.refuse_not_made(steps)
+        for step in steps:
+            made = self._run.made.find(step)
+            assert made is not None, "it was refused"
+            phase = int(self._run.made.phase[made])
+            position = int(self._run.made.position[made])
+            stream = self._stream(self._run.settings.phases[phase].seq_len)
+            index = stream.made.find(step)
+            assert index is not None, "the stream has the steps of its phases"
+            [(_, rows)] = stream.plan([index], block_instances(stream.seq_len))
+            anomaly = self._run.refused.get(step)
+            yield self._content(stream, step, phase, position, rows, anomaly, is_undone=False)
+
+    def read_refused(self) -> Iterator[StepContent]:
+        """Yields the contents of the steps whose gradients were not used, in their order.
+
+        Raises:
+            FileNotFoundError: A shard is missing.
+            ValueError: A file is damaged, or the positions of a step are not those of its stream.
+        """
+        for number, anomaly in enumerate(self._run.anomalies):
+            if self._run.refused.get(anomaly.step) is anomaly:
+                yield from self.read([anomaly.step])
+                continue
+            phase = self._run.settings.phases[anomaly.phase]
+            stream = _as_it_was(self._stream(phase.seq_len), number)
+            [rows] = plan_whole(
+                stream.order,
+                [anomaly.start],
+                phase.global_batch,
+                block_instances(phase.seq_len),
+            )
+            yield self._content(
+                stream, anomaly.step, anomaly.phase, anomaly.start, rows, anomaly, is_undone=True
+            )
+
+    def refuse_not_made(self, steps: Sequence[int]) -> None:
+        """Raises a ValueError if a step was not made, or another run made it."""
+        made = self._run.made
+        name = self._run.name
+        trunk = self._run.trunk
+        for step in steps:
+            if made.find(step) is not None:
+                continue
+            if trunk is not None and step <= trunk[1]:
+                raise ValueError(
+                    f"step {step:,} of {name} was made by the run that it continues: ask {trunk[0]}"
+                )
+            last = f"its last step is {int(made.step[-1]):,}" if len(made) else "it has no step yet"
+            raise ValueError(f"{name} has not made step {step:,}: {last}")
+
+    def _content(
+        self,
+        stream: AskedStream,
+        step: int,
+        phase: int,
+        position: int,
+        rows: Rows,
+        anomaly: Anomaly | None,
+        *,
+        is_undone: bool,
+    ) -> StepContent:
+        """Reads the instances of a step, and draws their masks as the run did."""
+        passes = stream.order.datasets
+        block_size = block_instances(stream.seq_len)
+        shards = [
+            passes[dataset][epoch % len(passes[dataset])][shard]
+            for dataset, epoch, shard in zip(
+                rows.dataset.tolist(), rows.epoch.tolist(), rows.shard.tolist(), strict=True
+            )
+        ]
+        block = self._read_rows(rows, shards)
+        redraw = self._redraw(phase)
+        if redraw is not None:
+            steps_before = sum(earlier.steps for earlier in self._run.settings.phases[:phase])
+            of_step = StepInstances(step - 1 - steps_before, position, block.num_instances)
+            block = redraw(block, [of_step])
+        if self._run.settings.objective == LEFT_TO_RIGHT:
+            block = _without_masks(block)
+
+        lengths = rows.stop - rows.start
+        number_of_range = np.repeat(np.arange(len(lengths)), lengths)
+        place_in_range = np.arange(len(number_of_range)) - np.repeat(
+            np.cumsum(lengths) - lengths, lengths
+        )
+        first_row = rows.block * block_size + rows.start
+        return StepContent(
+            step=step,
+            phase=phase,
+            seq_len=stream.seq_len,
+            position=position,
+            anomaly=anomaly,
+            is_undone=is_undone,
+            dataset=rows.dataset[number_of_range],
+            epoch=rows.epoch[number_of_range],
+            shard=[shards[number] for number in number_of_range.tolist()],
+            row=first_row[number_of_range] + place_in_range,
+            block=block,
+        )
+
+    def _read_rows(self, rows: Rows, shards: Sequence[Shard]) -> Block:
+        """Reads ranges of rows of blocks, in their order.
+
+        Args:
+            rows: R ranges, none of which crosses the border of a block.
+            shards: The shard of each range.
+        """
+        datasets = rows.dataset.tolist()
+        keys = zip(datasets, shards, rows.block.tolist(), strict=True)
+        blocks = map_ahead(lambda key: self._block(*key), keys, _AT_ONCE)
+        ranges = zip(blocks, rows.start.tolist(), rows.stop.tolist(), strict=True)
+        return concatenate_blocks([block.slice(start, stop) for block, start, stop in ranges])
+
+    def _open_redraw(self, phase: int) -> MaskRedraw | None:
+        """Returns what draws the masks of a phase anew; None if those of the build are kept."""
+        settings = self._run.settings
+        if settings.mask_shares is None:
+            return None
+        datasets = [source.dataset for source in self._run.mixture]
+        seq_len = settings.phases[phase].seq_len
+        return MaskRedraw(datasets, seq_len, settings.seed, partial(settings.mask_share, phase))
+
+    def _read_block(self, dataset: int, shard: Shard, number: int) -> Block:
+        """Reads one block of a shard of a dataset of the mixture."""
+        return read_block(self._run.mixture[dataset].dataset, shard, number)
+
+
+def _without_masks(block: Block) -> Block:
+    """Returns a block with its original tokens, none of which is masked."""
+    nothing = {
+        "masked_lm_positions": block.masked_lm_positions[:0],
+        "masked_lm_ids": block.masked_lm_ids[:0],
+        "masked_offsets": np.zeros_like(block.masked_offsets),
+    }
+    return replace(restore_text(block), **nothing)
+
+
+def _as_it_was(stream: AskedStream, number: int) -> AskedStream:
+    """Returns a stream as it was when a step was made that the run has undone since.
+
+    What the run has left out because of this step was not left out then; what it left out because
+    of earlier steps was.
+
+    Args:
+        stream: The stream as it is now.
+        number: The number of the step among the run's anomalies.
+
+    Raises:
+        ValueError: The step's positions are not those of the stream.
+    """
+    run = stream.run
+    anomaly = run.anomalies[number]
+    phases = run.settings.phases_of(stream.seq_len)
+    elsewhere = [
+        (start, stop)
+        for start, stop in stream.state.skipped
+        if stop <= anomaly.start or anomaly.stop <= start
+    ]
+    earlier = [stretch for phase, stretch in rollbacks(run.anomalies[:number]) if phase in phases]
+    asked_for = run.settings.skipped(*phases)
+    global_batch = run.settings.phases[anomaly.phase].global_batch
+    for others in ([*earlier, *asked_for], earlier, asked_for, []):
+        skipped = merge_stretches([*elsewhere, *others])
+        then = replace(stream, state=replace(stream.state, skipped=skipped))
+        stretches = next_stretches(then.order, anomaly.start, global_batch)
+        if (stretches[0][0], stretches[-1][1]) == (anomaly.start, anomaly.stop):
+            return then
+    raise ValueError(
+        f"{run.name}/anomalies.jsonl: step {anomaly.step} has the positions"
+        f" {anomaly.start}-{anomaly.stop}, which are not those of {global_batch} instances of the"
+        " run's stream; a file of the run was changed, or belongs to another"
+    )

@@ -1,0 +1,176 @@
+"""Writes the records of an answer as text to read."""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from pipeline.inspect.show import format_segment
+from pipeline.storage.quoting import printable
+from trainer.ask.answers import Record
+
+_SHOWN_READS = 50
+_TEXT_WIDTH = 60
+
+
+def format_records(records: Iterable[Record]) -> Iterator[str]:
+    """Yields the lines of an answer, lazily.
+
+    Of the reads of a document only the first 50 are listed.
+    """
+    kind_before = ""
+    num_reads = 0
+    for record in records:
+        kind = str(record["kind"])
+        if kind_before == "read" and kind != "read":
+            yield from _more_reads(num_reads)
+        num_reads = num_reads + 1 if kind == "read" else 0
+        if num_reads <= _SHOWN_READS:
+            yield from _FORMATS[kind](record, kind_before == kind)
+        kind_before = kind
+    yield from _more_reads(num_reads)
+
+
+def _more_reads(num_reads: int) -> Iterator[str]:
+    """Yields a line about the reads that are not listed, if there are any."""
+    if num_reads > _SHOWN_READS:
+        yield f"  and {num_reads - _SHOWN_READS:,} more; --format jsonl lists all"
+
+
+def _format_step(record: Record, _: bool) -> Iterator[str]:
+    """Yields the lines about a step."""
+    yield ""
+    yield (
+        f"step {record['step']:,}, phase {record['phase']}, length {record['seq_len']}, from"
+        f" position {record['position']:,}: {record['instances']:,} instances of"
+        f" {record['documents']:,} documents, {record['tokens']:,} tokens,"
+        f" {record['masked']:,} masked"
+    )
+    if not record["is_used"]:
+        yield f"  {describe_refusal(record)}"
+    yield f"  {describe_checkpoints(record['checkpoints_before'], record['step'])}"
+
+
+def describe_refusal(record: Record) -> str:
+    """Returns why the gradient of a step was not used."""
+    limit = f", the limit {record['limit']:.4g}" if record["limit"] is not None else ""
+    norm = record["grad_norm"]
+    shown = norm if isinstance(norm, str) else f"{norm:.4g}"
+    undone = "; then the run went back, and left these instances out" if record["is_undone"] else ""
+    return f"its gradient was not used: the norm was {shown}{limit}{undone}"
+
+
+def describe_checkpoints(steps: list[int], step: int | None) -> str:
+    """Returns which checkpoints are from before a step, or exist at all if there is no step."""
+    shown = ", ".join(f"{each:,}" for each in steps[-5:])
+    more = f"{len(steps) - 5:,} earlier and " if len(steps) > 5 else ""
+    if step is None:
+        return f"checkpoints: {more}{shown}" if steps else "there is no checkpoint"
+    if not steps:
+        return f"no checkpoint that still exists is from before step {step:,}"
+    return f"checkpoints before step {step:,}: {more}{shown}"
+
+
+def _format_instance(record: Record, follows: bool) -> Iterator[str]:
+    """Yields the line of an instance, below a head if it is the first."""
+    if not follows:
+        yield (
+            f"  {'slot':>5}  {'A':<16}  {'B':<16}  {'tokens':>6}  {'masked':>6}  where; text of A"
+        )
+    other = record["document_b"] if record["is_random_next"] else "next"
+    text = format_segment(record["a"])
+    cut = text if len(text) <= _TEXT_WIDTH else f"{text[: _TEXT_WIDTH - 3]}..."
+    where = f"{record['dataset']} {record['shard']}#{record['row']}"
+    yield (
+        f"  {record['slot']:>5}  {record['document_a']:<16}  {other:<16}  {record['tokens']:>6}"
+        f"  {record['masked']:>6}  {printable(where)}; {printable(cut)}"
+    )
+
+
+def _format_document(record: Record, follows: bool) -> Iterator[str]:
+    """Yields the lines about a document: many if it was asked for, two if a step names it."""
+    if "asked" not in record:
+        if not follows:
+            yield "  documents"
+        yield f"  {record['id'][:16]}  {describe_origin(record)}"
+        yield f"  {'':16}  {printable(record['opening'])}"
+        return
+    yield ""
+    yield f"document {record['id']} of {printable(record['dataset'])}"
+    if record["asked"] != record["id"]:
+        yield f"  asked     {printable(record['asked'])}"
+    if "place" in record:
+        yield f"  from      {describe_origin(record)}"
+        yield f"  begins    {printable(record['opening'])}"
+    yield from (f"  {name:<9} {text}" for name, text in describe_reads(record))
+
+
+def describe_origin(record: Record) -> str:
+    """Returns a document's source, language and place on one line."""
+    return printable(f"{record['source']} ({record['language']}), {record['place']}")
+
+
+def describe_reads(record: Record) -> list[tuple[str, str]]:
+    """Returns what is known of the reads of a document, as pairs of a name and a text."""
+    instances = f"in {record['instances']:,} train instances of the run's lengths"
+    if not record["instances"]:
+        instances += ": held out for validation, or left out by its source's weight"
+    lines = [("held", instances)]
+    if record["reads_before"]:
+        lines.append(
+            (
+                "before",
+                f"{record['reads_before']:,} times in steps of {printable(record['trunk'])}, which"
+                " this run continues: ask it too",
+            )
+        )
+    if not record["reads"]:
+        lines.append(("read", "never by a step of this run"))
+    else:
+        lines.append(
+            (
+                "read",
+                f"{record['reads']:,} times in {record['steps']:,} steps, from step"
+                f" {record['first_step']:,} to {record['last_step']:,}: {record['as_a']:,} as A,"
+                f" {record['as_random_b']:,} as a random B",
+            )
+        )
+    lines.append(
+        ("saved", describe_checkpoints(record["checkpoints_before"], record["first_step"]))
+    )
+    return lines
+
+
+def _format_read(record: Record, follows: bool) -> Iterator[str]:
+    """Yields the line of a read, below a head if it is the first."""
+    if not follows:
+        yield (
+            f"  {'step':>9}  {'phase':>5}  {'length':>6}  {'slot':>6}  {'epoch':>5}  {'as':<8}"
+            "  where"
+        )
+    where = printable(f"{record['dataset']} {record['shard']}#{record['row']}")
+    unused = "" if record["is_used"] else "; the step's gradient was not used"
+    step, phase, slot = (_count(record[name]) for name in ("step", "phase", "slot"))
+    yield (
+        f"  {step:>9}  {phase:>5}  {record['seq_len']:>6}  {slot:>6}  {record['epoch']:>5}"
+        f"  {describe_segments(record):<8}  {where}{unused}"
+    )
+
+
+def describe_segments(record: Record) -> str:
+    """Returns in which segments of an instance a document is."""
+    if record["is_a"] and record["is_b"]:
+        return "A and B"
+    return "A" if record["is_a"] else "random B"
+
+
+def _count(value: Any) -> str:
+    """Returns a number with commas, or a dash for one that is not known."""
+    return "-" if value is None else f"{value:,}"
+
+
+_FORMATS = {
+    "step": _format_step,
+    "instance": _format_instance,
+    "document": _format_document,
+    "read": _format_read,
+}
+"""What yields the lines of a record of each kind. It is told whether the record before is alike."""
