@@ -1,8 +1,8 @@
 """Checks settings before torch and DeepSpeed are imported, because their import takes seconds.
 
 Values that make no sense are refused on every rank. Files and folders are looked for only if the
-run has a single process: with several, a folder may be on some nodes only, and the ranks have to
-join first and agree on what is wrong. Everything is checked again when it is used.
+command has a single process: with several, a folder may be on some nodes only, and the ranks have
+to join first and agree on what is wrong. Everything is checked again when it is used.
 """
 
 import os

@@ -2,8 +2,8 @@
 
 Rank 0 chooses the checkpoint and downloads it if necessary. A node that does not see the disk of
 rank 0 downloads it as well, but to the folder `downloads`. If it were in the folder `checkpoints`
-and rank 0 ran on that node at the next launch, the download would be taken for a
-checkpoint that was saved there.
+and rank 0 ran on that node at the next launch, the download would be taken for a checkpoint that
+was saved there.
 """
 
 import os

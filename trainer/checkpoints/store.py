@@ -170,8 +170,8 @@ class CheckpointStore:
     def upload_run(self, run: RunFolder) -> None:
         """Uploads the run's settings, vocabulary and facts, and then its metrics.
 
-        run.json is uploaded after the settings and the vocabulary, because a URL counts
-        as a run if it has a run.json.
+        run.json is uploaded after the settings and the vocabulary, because a URL counts as a run if
+        it has a run.json.
         """
         for name in reversed(RUN_FILES):
             self.folder.write(name, (run.path / name).read_bytes())

@@ -87,7 +87,7 @@ class WeightsCheck:
             )
 
     def _before_step(self, *_: object) -> None:
-        """Checks the weights if the next update is one of those to be checked."""
+        """Checks the weights before every update whose number is a multiple of the interval."""
         self._calls += 1
         if self._calls % self._interval == 0:
             self.check()

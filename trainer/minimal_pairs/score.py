@@ -45,8 +45,8 @@ class SentenceGroup:
     Attributes:
         input_ids: [S, L] with [CLS] and [SEP].
         words: [S, L], the number of each token's word. The later tokens of a masked token's word
-            are masked as well. By the original rule every token is its own word.
-        first_score: Position of the group's first token among the tokens of all groups.
+            are masked as well. With the pll "original" every token is a word by itself.
+        first_score: Number of scored tokens in the groups before this one.
     """
 
     input_ids: Ids
@@ -60,7 +60,7 @@ class SentenceGroup:
 
     @property
     def num_scores(self) -> int:
-        """Returns the number of tokens of all sentences, without [CLS] and [SEP]."""
+        """Returns the number of scored tokens of the group: all tokens but [CLS] and [SEP]."""
         return len(self.input_ids) * self.num_tokens
 
 
@@ -160,7 +160,7 @@ def _encoded_sentence(encoding: Encoding, ids: Mapping[str, int], pll: Pll) -> _
     Args:
         encoding: The sentence, encoded without [CLS] and [SEP].
         ids: The ids of [CLS] and [SEP].
-        pll: By the original rule every token is its own word.
+        pll: "word-l2r", or "original", with which every token is a word by itself.
     """
     tokens = np.array([ids[CLS], *encoding.ids, ids[SEP]], np.int32)
     words = np.arange(len(tokens), dtype=np.int32)

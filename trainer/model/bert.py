@@ -252,7 +252,7 @@ def masked_lm_sums(logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]
         labels_M: The original tokens, int64.
 
     Returns:
-        Two scalar tensors: float32, in nats, and int64.
+        Two scalars: the sum, float32, in nats; and the number of tokens, int64.
     """
     nll = F.cross_entropy(logits_MV.float(), labels_M, reduction="sum")
     return nll, (logits_MV.argmax(dim=-1) == labels_M).sum()

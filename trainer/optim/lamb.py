@@ -61,7 +61,11 @@ class Lamb(AdamW):
         }
 
     def _measure(self, gradients: list[Tensor]) -> Tensor:
-        """Returns the squared norms of the gradient, and guesses the update (see the module)."""
+        """Returns the squared norms of the gradient before clipping, fp32 [P].
+
+        With several ranks it also computes the update as if nothing were clipped, so that one
+        all-reduce adds up the norms of both.
+        """
         self._guess = None
         if not self.asks_other_ranks:
             return super()._measure(gradients)

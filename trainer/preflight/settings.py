@@ -14,7 +14,7 @@ class DoctorSettings(PretrainSettings):
     """Examines every rank of a job before it trains.
 
     Start it as pretrain is started, with the same flags. The exit code is 1 if a rank is unfit.
-    Where checkpoint.url is given, every rank writes and removes a small object there.
+    If checkpoint.url is given, every rank writes and removes a small object there.
 
     Attributes:
         data: Datasets as pretrain takes them. Without any, doctor reads none, and in a plan every

@@ -229,7 +229,10 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, S
 
 
 def _have_step(run: Run, loader: StepLoader) -> bool:
-    """Waits until every rank has its next step; returns False if one was told to stop."""
+    """Waits until every rank has its next step, and returns True.
+
+    It returns False, without waiting any longer, if some rank was told to stop.
+    """
     while True:
         run.watchdog.beat("waiting for the build")
         ready, stopped = agree_on_waiting(run.ranks, loader.is_ready, run.stop.is_made)

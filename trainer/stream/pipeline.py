@@ -235,7 +235,11 @@ class _LoaderOpener:
         return open_mixture(entries, self.storage_options, self.wait_policy)
 
     def _plan_after(self, loaded: Mapping[str, Any]) -> StreamPlan:
-        """Returns the plan of the steps that follow a state of the pipeline."""
+        """Returns the plan of the steps after a state of the pipeline.
+
+        Args:
+            loaded: The state; if it is empty, the plan of the pipeline is returned.
+        """
         plan = self.plan
         if not loaded:
             return plan

@@ -300,7 +300,7 @@ class StepLoader:
         self.close()
 
     def close(self) -> None:
-        """Stops reading; waits at most about a second for requests that are on their way."""
+        """Stops reading; waits at most some two seconds for requests that are on their way."""
         self._finalizer()
 
 

@@ -215,6 +215,6 @@ def _write(write: Callable[[float], str], values: Sequence[float]) -> str:
 
 
 def _say(row: Mapping[str, Any]) -> str:
-    """Returns the text of a row that is neither a step nor a validation."""
+    """Returns a row that is neither a step nor a validation as text: "COLUMN VALUE, ..."."""
     shown = {key: value for key, value in row.items() if key not in ("step", "instances")}
     return ", ".join(f"{key} {value}" for key, value in shown.items())

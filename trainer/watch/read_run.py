@@ -67,7 +67,7 @@ def number(row: Row, column: str) -> float | None:
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """Returns the shortest endings of the paths that tell the paths apart."""
+    """Returns a name for each path: its last parts, as many as make all names differ."""
     for length in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-length:]) for path in paths]
         if len(set(names)) == len(names):

@@ -122,7 +122,8 @@ class Attempts:
 
         Raises:
             FileNotFoundError: The store said DAMAGE_ATTEMPTS times that there is no such file.
-            ShardReadError: Time or attempts are used up (docs/streaming.md, "Faults").
+            ShardReadError: Time or attempts are used up (docs/streaming.md, "Faults"), or the file
+                is cut short.
         """
         is_missing = isinstance(error, FileNotFoundError)
         self._num_missing += is_missing
