@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from pipeline.shards.document_list import read_document_list
 from pipeline.storage.hub import is_hub_name
 from trainer.conversion.names import expected_files
 from trainer.finetune.settings import (
@@ -46,6 +47,8 @@ def check_pretrain(settings: PretrainSettings) -> None:
     is_new = not (Path(settings.output) / "run.json").exists() and settings.checkpoint.url is None
     if is_new and settings.init_from is not None:
         _check_model(settings.init_from)
+    if is_new and settings.leave_out is not None:
+        read_document_list(settings.leave_out)
 
 
 def check_finetune(settings: FinetuneSettings) -> None:

@@ -192,6 +192,8 @@ class PretrainSettings:
         skip: Stream positions that are never trained on, as PHASE:START-STOP; 0:51200-51456 is in
             the first phase. If data are bad, go back to a checkpoint before them and continue with
             this.
+        leave_out: A file of document ids, one in hex digits per line. Instances that hold one of
+            the documents are never trained on. The run's folder keeps the list.
         cache_dir: Folder on a disk of each machine, in which the data that were read are kept.
         cache_bytes: The most bytes in the cache folder. Files that were not used for longest are
             removed.
@@ -285,6 +287,7 @@ class PretrainSettings:
     compile: bool = False
     seed: int = 0
     skip: list[str] = field(default_factory=list)
+    leave_out: str | None = None
     follow: bool = False
     follow_limit_minutes: float = 60.0
     storage_options: str | None = None

@@ -48,6 +48,7 @@ def make_run(mixture, phases, position, skip=(), left_out=()):
     nobody = {"watchdog": SimpleNamespace(beat=lambda *_: None), "wait_policy": WaitPolicy()}
     ranks = SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu"))
     guard = SpikeGuard(settings.safety, {"left_out": left_out})
+    nobody["left_out"] = None
     given = {"mixture": mixture, "settings": settings, "ranks": ranks, "guard": guard, **nobody}
     return SimpleNamespace(**given, position=position, must_stop=False, step_started=0.0)
 

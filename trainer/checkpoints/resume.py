@@ -60,7 +60,7 @@ def restore_run(run: RunFolder, store: CheckpointStore) -> None:
             )
             cure = "give every run a --checkpoint.url of its own"
             raise ValueError(f"--checkpoint.url {store.url} is taken: {other}; {cure}")
-    store.fetch_files([name for name in RUN_FILES if not (run.path / name).exists()], run.path)
+    store.fetch_run(run.path)
 
 
 def copy_run(run: RunFolder, store: CheckpointStore | None, ranks: Ranks) -> None:

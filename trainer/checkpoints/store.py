@@ -30,6 +30,7 @@ from trainer.checkpoints.files import (
 from trainer.runs.json_files import parse_object, to_json
 from trainer.runs.run_folder import (
     CONFIG,
+    LEFT_OUT,
     NEWEST,
     RUN_FACTS,
     VOCABULARY_HASHES,
@@ -40,7 +41,10 @@ from trainer.runs.run_folder import (
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
 RUN_FILES = (RUN_FACTS, CONFIG, *VOCABULARY_HASHES)
-"""The files, beside checkpoints and metrics, that a node needs to continue the run."""
+"""The files, beside checkpoints and metrics, that a node needs to continue the run.
+
+A run that leaves documents out also has `LEFT_OUT`.
+"""
 
 
 def newest_json(checkpoint: str) -> bytes:
@@ -173,6 +177,8 @@ class CheckpointStore:
         run.json is uploaded after the settings and the vocabulary, because a URL counts as a run if
         it has a run.json.
         """
+        if run.left_out.exists():
+            self.folder.write(LEFT_OUT, run.left_out.read_bytes())
         for name in reversed(RUN_FILES):
             self.folder.write(name, (run.path / name).read_bytes())
         if run.metrics.exists():
@@ -213,6 +219,21 @@ class CheckpointStore:
             read = partial(self.folder.read, name)
             data = reread_damaged(read, is_local=self.folder.is_local, is_expected=True)
             replace_file(folder / name, data)
+
+    def fetch_run(self, folder: Path) -> None:
+        """Downloads the run's files that a folder lacks.
+
+        Args:
+            folder: The local folder of the run.
+
+        Raises:
+            FileNotFoundError: A file was missing at every attempt.
+        """
+        names = [name for name in RUN_FILES if not (folder / name).exists()]
+        facts = self.read_facts() or {}
+        if "left_out" in facts and not (folder / LEFT_OUT).exists():
+            names.append(LEFT_OUT)
+        self.fetch_files(names, folder)
 
     def fetch_checkpoint(
         self, name: str, checkpoints: Path, files: Iterable[str] | None = None
@@ -311,7 +332,7 @@ class CheckpointStore:
             return
         with scratch_folder(self.url) as folder:
             run = RunFolder(folder)
-            self.fetch_files(RUN_FILES, run.path)
+            self.fetch_run(run.path)
             fetched = self.fetch_checkpoint(name, run.checkpoints, files)
             try:
                 yield run, fetched

@@ -210,6 +210,7 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, S
         state=run.position.streams.get(str(phase.seq_len)),
         first_step=run.position.phase_step,
         skip=[*settings.skipped(*same_stream), *run.guard.skipped(*same_stream)],
+        leave_out=run.left_out,
         wait_policy=run.wait_policy,
         reading=Reading(cache_dir=settings.cache_dir, cache_bytes=settings.cache_bytes),
         pin_memory=run.ranks.device.type == "cuda",

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pipeline.shards.document_list import read_document_list, refuse_unknown
 from pipeline.shards.growing import WaitPolicy
 from pipeline.storage.folder import parse_storage_options
 from pipeline.storage.terminal import say
@@ -38,6 +39,8 @@ from trainer.runs.run_folder import (
     prepare_run,
 )
 from trainer.settings import Phase, PretrainSettings
+from trainer.stream.known import KnownPasses
+from trainer.stream.left_out import LeftOutDocuments
 from trainer.stream.order.source import Mixture, open_mixture, open_mixture_again, opened_mixture
 from trainer.stream.order.state import parse_state
 from trainer.watch.gauge import Gauge
@@ -101,6 +104,7 @@ class Run:
         gauge: Measures speed for metrics.jsonl.
         position: How far the run has come.
         pairs: The minimal pairs to measure the model on; None if there are none.
+        left_out: The documents whose instances are left out; None if there are none.
         step_started: When the current step began, by `time.monotonic`.
         stop: Whether this rank was told to stop.
         must_stop: Whether all ranks have agreed to stop.
@@ -123,6 +127,7 @@ class Run:
     gauge: Gauge
     position: Position
     pairs: ValidationPairs | None
+    left_out: LeftOutDocuments | None = None
     step_started: float = 0.0
     stop: StopRequest = field(default_factory=StopRequest)
     must_stop: bool = False
@@ -170,6 +175,7 @@ class _Prepared:
         wait_policy: How long to wait for passes that are being built.
         folder: The run's folder.
         saved: The run's checkpoints.
+        left_out: The documents whose instances are left out; None if there are none.
     """
 
     settings: PretrainSettings
@@ -179,6 +185,22 @@ class _Prepared:
     wait_policy: WaitPolicy
     folder: RunFolder
     saved: RunCheckpoints
+    left_out: LeftOutDocuments | None
+
+
+@dataclass(frozen=True)
+class _Trunk:
+    """The run that a new run goes on from; by default there is none.
+
+    Attributes:
+        facts: What run.json of the new run will say of it.
+        left_out: The documents that it leaves out.
+        position: How far it had come, in the phases of the new run.
+    """
+
+    facts: dict[str, Any] = field(default_factory=dict)
+    left_out: tuple[int, ...] = ()
+    position: Position = Position()
 
 
 @dataclass(frozen=True)
@@ -269,6 +291,7 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
         gauge=gauge,
         position=position,
         pairs=pairs,
+        left_out=prepared.left_out,
     )
 
 
@@ -297,6 +320,7 @@ def _prepare(settings: PretrainSettings, ranks: Ranks) -> _Prepared:
                 restore_run(folder, store)
             _make_folder(settings, folder, mixture, model_config, ranks.world_size, storage_options)
     copy_run(folder, store, ranks)
+    left_out = _find_left_out(settings, folder, mixture, ranks)
     with together(ranks):
         settings = follow_masking(settings, masking_of_trunk(folder))
     return _Prepared(
@@ -307,7 +331,29 @@ def _prepare(settings: PretrainSettings, ranks: Ranks) -> _Prepared:
         wait_policy=wait_policy,
         folder=folder,
         saved=RunCheckpoints(folder, store, ranks, settings.checkpoint.skip_damaged, say),
+        left_out=left_out,
     )
+
+
+def _find_left_out(
+    settings: PretrainSettings, folder: RunFolder, mixture: Mixture, ranks: Ranks
+) -> LeftOutDocuments | None:
+    """Returns the documents that the run leaves out; all ranks call this together.
+
+    Rank 0 looks for their instances in finished datasets for all ranks. If builds are followed,
+    every rank looks into a pass when it becomes known.
+    """
+    left_out: LeftOutDocuments | None = None
+    with together(ranks):
+        if ranks.rank == 0:
+            documents = folder.read_left_out()
+            if documents:
+                left_out = LeftOutDocuments(documents, settings.cache_dir)
+            if left_out is not None and not settings.follow:
+                lengths = [phase.seq_len for phase in settings.phases]
+                left_out = left_out.look_into(mixture, lengths)
+    of_first: LeftOutDocuments | None = ranks.from_first(left_out)
+    return of_first
 
 
 def _make_folder(
@@ -324,13 +370,62 @@ def _make_folder(
     """
     is_new = not folder.facts.is_file()
     weights: str | None = None
-    trunk: dict[str, Any] = {}
+    found = _Trunk()
     if is_new and settings.init_from is not None:
         weights = resolve_model(settings.init_from)
     elif is_new and settings.continue_from is not None:
-        trunk = find_trunk(settings, mixture, storage_options)
+        found = find_trunk(settings, mixture, storage_options)
+    trunk = found.facts
     settings = follow_masking(settings, masking_of_trunk(folder, trunk))
-    prepare_run(settings, mixture, model_config, world_size, weights, trunk)
+    if not is_new:
+        left_out = choose_left_out(settings, folder.read_left_out(), may_grow=False)
+    else:
+        left_out = choose_left_out(settings, found.left_out, may_grow=True)
+        if left_out != found.left_out and not settings.follow:
+            datasets = [source.dataset for source in mixture]
+            refuse_unknown(datasets, left_out, str(settings.leave_out), settings.cache_dir)
+        if left_out:
+            documents = LeftOutDocuments(left_out, settings.cache_dir)
+            leave_out(found.position, documents, mixture, WaitPolicy())
+    prepare_run(settings, mixture, model_config, world_size, weights, trunk, left_out)
+
+
+def choose_left_out(
+    settings: PretrainSettings, kept: tuple[int, ...], *, may_grow: bool
+) -> tuple[int, ...]:
+    """Returns the documents that a run leaves out: those of its settings, or those that it has.
+
+    Args:
+        settings: The settings of the run.
+        kept: The documents that the run, or the one that it goes on from, has left out so far, by
+            the first 64 bits of their ids.
+        may_grow: Whether the list of the settings may go on after `kept`.
+
+    Raises:
+        FileNotFoundError: There is no such list, and the run has none either.
+        ValueError: The list is malformed, or is not the one that is kept.
+    """
+    if settings.leave_out is None:
+        return kept
+    try:
+        given = read_document_list(settings.leave_out)
+    except FileNotFoundError:
+        if not kept:
+            raise
+        return kept  # the run's own copy serves on a machine that lacks the file
+    if given == kept or (may_grow and given[: len(kept)] == kept):
+        return given
+    if may_grow:
+        raise ValueError(
+            f"leave_out: {settings.leave_out} does not begin with the {len(kept):,} document(s)"
+            f" that {settings.continue_from} leaves out, in their order; give that list, with"
+            " further documents at its end"
+        )
+    raise ValueError(
+        f"leave_out: {settings.output} was begun with a list of {len(kept):,} document(s), and"
+        f" {settings.leave_out} is another one, of {len(given):,}; leave the flag out to continue,"
+        " or `python -m trainer forget` makes another run without further documents"
+    )
 
 
 def _find_start(prepared: _Prepared) -> _Start:
@@ -342,7 +437,38 @@ def _find_start(prepared: _Prepared) -> _Start:
         with together(prepared.saved.ranks):
             position = find_position(settings, checkpoint)
             refuse_consumed(settings, position)
+            position = leave_out(
+                position, prepared.left_out, prepared.mixture, prepared.wait_policy
+            )
     return _Start(checkpoint, position)
+
+
+def leave_out(
+    position: Position,
+    documents: LeftOutDocuments | None,
+    mixture: Mixture,
+    wait_policy: WaitPolicy,
+) -> Position:
+    """Returns a position whose streams leave documents out.
+
+    Args:
+        position: The position of a run.
+        documents: The documents; None if there are none.
+        mixture: The datasets.
+        wait_policy: How long to wait for passes that are being built.
+
+    Raises:
+        ValueError: A stream has read one of the documents, or has left others out.
+    """
+    streams = {}
+    for seq_len, plain in position.streams.items():
+        state = parse_state(plain)
+        if documents is not None or state.left_out is not None:
+            passes = KnownPasses(mixture, state.split, state.seq_len, wait_policy, documents)
+            passes.wait_for(state.position)
+            state = passes.leave_out(state)
+        streams[seq_len] = state.to_dict()
+    return dataclasses.replace(position, streams=streams)
 
 
 def _start_training(
@@ -439,8 +565,8 @@ def choose_checkpoint(
 
 def find_trunk(
     settings: PretrainSettings, mixture: Mixture, options: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Returns what run.json will say of the run that `continue_from` names, the trunk.
+) -> "_Trunk":
+    """Finds the run that `continue_from` names, the trunk.
 
     Args:
         settings: The settings of the new run.
@@ -453,16 +579,18 @@ def find_trunk(
     """
     store, names = find_run(settings.continue_from or "", options)
     with store.opened(names[-1], [STATE]) as (run, checkpoint):
-        step = place_position(read_position(checkpoint), settings.phases).step
+        position = place_position(read_position(checkpoint), settings.phases)
         masking = masking_of(run)
         check_trunk(run, follow_masking(settings, masking), mixture)
         facts = run.read_facts()
+        left_out = run.read_left_out()
     root_hashes = [dataset["root_hash"] for dataset in facts["datasets"]]
-    trunk = {"run": store.url, "step": step, "root_hashes": root_hashes, "id": facts["id"]}
+    trunk = {"run": store.url, "step": position.step, "root_hashes": root_hashes, "id": facts["id"]}
     if "@" in masking:
         trunk["masking"] = masking
     inherited = ("base_model", "init_from_revision")
-    return {key: facts[key] for key in inherited if key in facts} | {"trunk": trunk}
+    of_run = {key: facts[key] for key in inherited if key in facts} | {"trunk": trunk}
+    return _Trunk(of_run, left_out, position)
 
 
 def masking_of_trunk(folder: RunFolder, found: Mapping[str, Any] | None = None) -> str | None:
@@ -470,7 +598,7 @@ def masking_of_trunk(folder: RunFolder, found: Mapping[str, Any] | None = None) 
 
     Args:
         folder: The run's folder.
-        found: The result of `find_trunk`, for a folder that does not hold a run yet.
+        found: What `find_trunk` found for run.json, for a folder that does not hold a run yet.
     """
     facts = found or (folder.read_facts() if folder.facts.is_file() else {})
     masking: str | None = facts.get("trunk", {}).get("masking")

@@ -12,6 +12,11 @@ from typing import IO, Any
 
 import yaml
 
+from pipeline.shards.document_list import (
+    format_document_list,
+    hash_documents,
+    parse_document_list,
+)
 from pipeline.shards.growing import UNKNOWN_HASH
 from pipeline.storage.hub import revision_of
 from pipeline.storage.local import replace_file
@@ -28,6 +33,8 @@ from trainer.stream.order.source import Mixture, WeightedDataset
 CONFIG = "config.yaml"
 RUN_FACTS = "run.json"
 NEWEST = "newest.json"
+LEFT_OUT = "left_out.txt"
+"""The documents that the run leaves out, of a run with `leave_out`."""
 VOCABULARY_HASHES = {"vocab.txt": "vocab_sha256", "tokenizer.json": "tokenizer_sha256"}
 """The key, in run.json's facts of a dataset, of the sha256 of each vocabulary file."""
 _UNWRITTEN = (*OF_PHASES, "storage_options")
@@ -54,12 +61,12 @@ REMEDY = (
 PRETRAINING = Continuable(
     kind="a run",
     marker=RUN_FACTS,
-    # `data` and `skip` may change because their content is compared: that of data with run.json,
-    # that of skip with the state of the stream.
+    # `data`, `skip` and `leave_out` may change because their content is compared: that of data with
+    # run.json, that of the others with the state of the stream.
     free=(
         "data", "output", "validation", "checkpoint", "safety", "zero_stage", "deepspeed", "skip",
-        "micro_tokens", "follow", "follow_limit_minutes", "cache_dir", "cache_bytes", "wandb",
-        "peak_tflops", "activation_checkpointing", "compile",
+        "leave_out", "micro_tokens", "follow", "follow_limit_minutes", "cache_dir", "cache_bytes",
+        "wandb", "peak_tflops", "activation_checkpointing", "compile",
     ),
 )  # fmt: skip
 _SCHEDULE = {"phases", "epochs"}
@@ -86,6 +93,7 @@ class RunFolder:
         anomalies: One row for each step whose gradient was not used.
         stacks: The stacks that a watchdog wrote about a job that hung.
         newest: The file that names the checkpoint that was committed last.
+        left_out: The list of documents that the run leaves out, if it leaves any out.
     """
 
     def __init__(self, path: Path) -> None:
@@ -99,6 +107,7 @@ class RunFolder:
         self.anomalies = path / "anomalies.jsonl"
         self.stacks = path / "stacks"
         self.newest = path / NEWEST
+        self.left_out = path / LEFT_OUT
 
     @property
     def is_foreign(self) -> bool:
@@ -129,6 +138,30 @@ class RunFolder:
             raise FileNotFoundError(f"{self.config} is missing; {REMEDY}")
         return parse_yaml_object(self.config.read_bytes(), str(self.config), REMEDY)
 
+    def read_left_out(self) -> tuple[int, ...]:
+        """Returns the documents that the run leaves out, in the order of its list.
+
+        Returns:
+            The first 64 bits of each id; nothing if the run leaves none out, or if there is no run.
+
+        Raises:
+            FileNotFoundError: The list is missing.
+            ValueError: The list is not the one that run.json speaks of.
+        """
+        facts = self.read_facts() if self.facts.is_file() else {}
+        if "left_out" not in facts:
+            return ()
+        if not self.left_out.is_file():
+            raise FileNotFoundError(f"{self.left_out} is missing; {REMEDY}")
+        documents = parse_document_list(self.left_out.read_bytes(), str(self.left_out))
+        described = describe_left_out(documents)
+        if described != facts["left_out"]:
+            raise ValueError(
+                f"{self.left_out} is not the list of this run: found {described}, {RUN_FACTS} says"
+                f" {facts['left_out']}; {REMEDY}"
+            )
+        return documents
+
     def read_vocabulary(self, name: str) -> bytes:
         """Returns the content of vocab.txt or tokenizer.json, which were copied from the dataset.
 
@@ -150,6 +183,11 @@ class RunFolder:
                 f" says {expected}; copy it from the dataset again"
             )
         return data
+
+
+def describe_left_out(documents: Sequence[int]) -> dict[str, Any]:
+    """Returns what run.json says of a list of documents that the run leaves out."""
+    return {"documents": len(documents), "hash": hash_documents(documents)}
 
 
 def parse_facts(data: bytes, where: str) -> dict[str, Any]:
@@ -203,6 +241,7 @@ def prepare_run(
     world_size: int,
     weights: str | None = None,
     trunk: Mapping[str, Any] | None = None,
+    left_out: Sequence[int] = (),
 ) -> None:
     """Makes the run's folder, or checks that the run there may be continued. Rank 0 calls it.
 
@@ -215,6 +254,7 @@ def prepare_run(
             model; otherwise None.
         trunk: Facts for run.json about the other run, if a new run begins at a checkpoint of
             another run; otherwise None.
+        left_out: The documents that the run leaves out, by the first 64 bits of their ids.
 
     Raises:
         FileExistsError: The folder holds something that is not a run.
@@ -242,6 +282,10 @@ def prepare_run(
     facts["masking"] = settings.masking
     # They are written at every launch: a build that the run follows gets its root hash at its end.
     facts["datasets"] = datasets
+    if left_out:
+        facts["left_out"] = describe_left_out(left_out)
+        # The list is there before run.json speaks of it.
+        replace_file(run.left_out, format_document_list(left_out))
 
     run.checkpoints.mkdir(parents=True, exist_ok=True)
     facts["launches"].append(launch_facts(world_size))

@@ -6,6 +6,7 @@ order of all positions before the first position that needs an unknown pass.
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -14,11 +15,16 @@ from pipeline.shards.dataset import Dataset
 from pipeline.shards.growing import WaitPolicy, wait_for_pass
 from pipeline.shards.manifest import root_hash
 from pipeline.shards.records import Shard
-from trainer.stream.order.order import Array, StreamOrder, Stretch, own_position
+from trainer.stream.left_out import NO_INSTANCES, LeftOutDocuments
+from trainer.stream.order.order import Array, PassInstances, StreamOrder, Stretch, own_position
 from trainer.stream.order.share import Rows
 from trainer.stream.order.source import Mixture
 from trainer.stream.order.state import CONTENT_DIGITS, DatasetState, StreamState
-from trainer.stream.order.stretches import remove_left_out, unskipped_stretches
+from trainer.stream.order.stretches import (
+    first_left_out,
+    remove_left_out,
+    unskipped_stretches,
+)
 
 
 class KnownPasses:
@@ -34,7 +40,12 @@ class KnownPasses:
     """
 
     def __init__(
-        self, mixture: Mixture, split: str, seq_len: int, wait_policy: WaitPolicy | None = None
+        self,
+        mixture: Mixture,
+        split: str,
+        seq_len: int,
+        wait_policy: WaitPolicy | None = None,
+        left_out: LeftOutDocuments | None = None,
     ) -> None:
         """Waits for the first pass of every dataset.
 
@@ -43,9 +54,11 @@ class KnownPasses:
             split: The split to read.
             seq_len: The length of the instances to read.
             wait_policy: How long to wait for a pass that is being built.
+            left_out: Documents whose instances are left out; None leaves none out.
 
         Raises:
-            ValueError: A dataset does not have this split and length, or a pass has no instances.
+            ValueError: A dataset does not have this split and length, or a pass has no instances
+                or none that is not left out.
             FileNotFoundError: The wait for a pass ended.
         """
         self.mixture = mixture
@@ -55,7 +68,10 @@ class KnownPasses:
         self.num_passes = [source.dataset.num_passes(split, seq_len) for source in mixture]
         self.shards: list[tuple[Dataset, Shard]] = []
         self._wait_policy = wait_policy or WaitPolicy()
+        self._documents = left_out
         self._passes: list[list[tuple[Shard, ...]]] = [[] for _ in mixture]
+        # For each dataset and pass: the instances that are left out.
+        self._left_out: list[list[PassInstances]] = [[] for _ in mixture]
         # For each dataset and pass: the index in `shards` of the pass's first shard.
         self._first_shard: list[list[int]] = [[] for _ in mixture]
         # For each dataset: where each pass begins and the last one ends, in its own positions.
@@ -108,6 +124,62 @@ class KnownPasses:
             count -= sum(stop - start for start, stop in existing)
             stretches += existing
         return stretches
+
+    def leave_out(self, state: StreamState) -> StreamState:
+        """Returns the state of a stream that leaves out the documents that were given.
+
+        Raises:
+            ValueError: The state's list is not the beginning of the one given, or an instance of a
+                further document was consumed already.
+        """
+        before = state.left_out
+        if self._documents is None:
+            if before is not None:
+                raise ValueError(
+                    f"this stream leaves out {before.num_documents} document(s) with the hash"
+                    f" {before.digest}, and no list is given: give it as leave_out"
+                )
+            return state
+        count = before.num_documents if before else 0
+        if before is not None and self._documents.state_of_first(count) != before:
+            raise ValueError(
+                f"leave_out: this stream leaves out {count} document(s) with the hash"
+                f" {before.digest}, and the first {count} of the list given have"
+                f" {self._documents.state_of_first(count).digest}; give the list that it was begun"
+                " with, which may only grow at its end"
+            )
+        consumed = self.first_consumed(state, count)
+        if consumed is not None:
+            raise ValueError(
+                f"leave_out: position {consumed} holds a listed document, and training has come to"
+                f" position {state.position}; `python -m trainer forget` trains again from before"
+                " it"
+            )
+        return replace(state, left_out=self._documents.state)
+
+    def first_consumed(self, state: StreamState, num_before: int, stop: int = 0) -> int | None:
+        """Returns the first position that was consumed although its instance is left out now.
+
+        Args:
+            state: A state of the stream.
+            num_before: How many first documents of the list the stream has always left out.
+            stop: Where the stream ended that is looked at; by default where the state is.
+
+        Returns:
+            The position, or None if there is none.
+        """
+        documents = self._documents
+        if documents is None or num_before == len(documents.documents):
+            return None
+        left_out = tuple(
+            tuple(
+                documents.instances(source.dataset, self.seq_len, number, num_before)
+                for number in range(len(passes))
+            )
+            for source, passes in zip(self.mixture, self._passes, strict=True)
+        )
+        order = replace(self.order(state), left_out=left_out)
+        return first_left_out(order, max(stop, state.position))
 
     def wait_for(self, position: int) -> None:
         """Waits until all positions before this one are known, and adds every pass that exists.
@@ -190,7 +262,14 @@ class KnownPasses:
         The result is cached. `_num_known` is only a part of the cache's key, because the order
         changes when one more pass becomes known.
         """
-        return StreamOrder(tuple(map(tuple, self._passes)), self.weights, seed, num_lanes, skipped)
+        return StreamOrder(
+            datasets=tuple(map(tuple, self._passes)),
+            weights=self.weights,
+            seed=seed,
+            num_lanes=num_lanes,
+            skipped=skipped,
+            left_out=tuple(map(tuple, self._left_out)) if self._documents else (),
+        )
 
     def _epochs(self, dataset: int, position: int) -> float:
         """Returns how many passes of one dataset lie before a stream position."""
@@ -230,6 +309,16 @@ class KnownPasses:
             raise ValueError(
                 f"{opened.url}: pass {number} of {self.split} L{self.seq_len} holds no instances"
             )
+        instances = NO_INSTANCES
+        if self._documents is not None:
+            instances = self._documents.instances(opened, self.seq_len, number)
+        if len(instances.row) == num_instances:
+            raise ValueError(
+                f"{opened.url}: leave_out leaves nothing of pass {number} of {self.split}"
+                f" L{self.seq_len}, all {num_instances:,} instances hold a listed document; leave"
+                " this dataset out of --data instead"
+            )
+        self._left_out[dataset].append(instances)
         self._passes[dataset].append(tuple(shards))
         self._pass_bounds[dataset].append(self._pass_bounds[dataset][-1] + num_instances)
         self._first_shard[dataset].append(len(self.shards))

@@ -18,6 +18,7 @@ from pipeline.shards.block import decode_block
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.growing import WaitPolicy
 from trainer.stream.batches.redraw import ShareAt
+from trainer.stream.left_out import LeftOutDocuments
 from trainer.stream.order.order import Stretch
 from trainer.stream.order.source import Mixture, open_mixture
 from trainer.stream.reading.settings import Reading
@@ -41,6 +42,7 @@ def planned_steps(
     num_steps: int | None = None,
     num_lanes: int | None = None,
     skip: Sequence[Stretch] = (),
+    leave_out: LeftOutDocuments | None = None,
     mask_share: ShareAt | None = None,
     storage_options: Mapping[str, Any] | None = None,
     reading: Reading | None = None,
@@ -78,6 +80,7 @@ def planned_steps(
         num_lanes: The number of lanes of a new stream; None takes the default of docs/order.md.
         skip: Stretches (start, stop) of stream positions that no step takes. They are added to
             those of `state`.
+        leave_out: Documents whose instances no step takes.
         mask_share: Draws masks anew as instances are read. It takes the number of a step, and
             returns the share of tokens to mask. None keeps the masks of the build.
         storage_options: Options of the filesystem of URLs, as fsspec takes them.
@@ -100,6 +103,7 @@ def planned_steps(
         num_steps=num_steps,
         num_lanes=num_lanes,
         skip=skip,
+        leave_out=leave_out,
         mask_share=mask_share,
     )
     opener = _LoaderOpener(

@@ -18,6 +18,7 @@ from pipeline.shards.growing import WaitPolicy
 from trainer.stream.batches.pack import MicroBatch, balance_micro_batches, pack_micro_batches
 from trainer.stream.batches.redraw import MaskRedraw, ShareAt, StepInstances
 from trainer.stream.known import KnownPasses
+from trainer.stream.left_out import LeftOutDocuments
 from trainer.stream.order.order import Stretch
 from trainer.stream.order.share import default_num_lanes, plan_steps, rank_slots
 from trainer.stream.order.source import Mixture, one_dataset
@@ -153,6 +154,8 @@ class StreamPlan:
         num_lanes: The number of lanes of a new stream; None chooses it (docs/order.md). A stream
             that goes on keeps its number, and refuses another.
         skip: Stretches of positions that no step takes, added to those of `state`.
+        leave_out: Documents whose instances no step takes; the list of `state` must be its
+            beginning.
         mask_share: Draws masks anew: it takes the number of a step and returns the share of tokens
             to mask. None keeps the masks of the build.
     """
@@ -163,6 +166,7 @@ class StreamPlan:
     num_steps: int | None = None
     num_lanes: int | None = None
     skip: Sequence[Stretch] = ()
+    leave_out: LeftOutDocuments | None = None
     mask_share: ShareAt | None = None
 
     @property
@@ -219,8 +223,9 @@ class StepLoader:
         mixture = one_dataset(data) if isinstance(data, Dataset) else data
         self._stop = threading.Event()
         wait_policy = replace(wait_policy or WaitPolicy(), stop=self._stop)
-        self.passes = KnownPasses(mixture, split, seq_len, wait_policy)
-        self.begin = _find_begin(self.passes, plan, sizes.global_batch).skipping(plan.skip)
+        self.passes = KnownPasses(mixture, split, seq_len, wait_policy, plan.leave_out)
+        begin = _find_begin(self.passes, plan, sizes.global_batch).skipping(plan.skip)
+        self.begin = self.passes.leave_out(begin)
         self.first_step = plan.first_step
         self.reads = BlockReader(self.passes.shards, reading or Reading())
         redraw = None

@@ -3,17 +3,32 @@
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from trainer.stream.order.order import Stretch
 
 STATE_FORMAT = 2
+LEAVING_OUT_FORMAT = 3
+"""The format of the states of streams that leave documents out. Earlier versions refuse it."""
 MAX_STATE_BYTES = 1024
 MAX_DATASETS = 20
 CONTENT_DIGITS = 16
 """Number of hexadecimal digits of a root hash that a state keeps."""
 
+_COMPARED_ELSEWHERE = ("position", "skipped", "datasets", "left_out")
 _DATASET_COLUMNS = ("weight", "passes", "content")
+
+
+class ListState(NamedTuple):
+    """What a stream's state keeps of the list of documents that the stream leaves out.
+
+    Attributes:
+        num_documents: How many documents from the beginning of the list the stream leaves out.
+        digest: Hash of these, as `hash_documents` returns it.
+    """
+
+    num_documents: int
+    digest: str
 
 
 @dataclass(frozen=True)
@@ -44,6 +59,7 @@ class StreamState:
         seq_len: The length of the instances that are read.
         skipped: Positions that no step takes, as ascending stretches that do not touch.
         datasets: The datasets, in the order of the mixture.
+        left_out: The list of documents whose instances no step takes; None if there is none.
     """
 
     position: int
@@ -53,6 +69,7 @@ class StreamState:
     seq_len: int
     skipped: tuple[Stretch, ...]
     datasets: tuple[DatasetState, ...]
+    left_out: ListState | None = None
 
     def skipping(self, stretches: Iterable[Stretch]) -> "StreamState":
         """Returns a state that skips further stretches.
@@ -88,12 +105,16 @@ class StreamState:
         columns = {
             name: [getattr(dataset, name) for dataset in self.datasets] for name in _DATASET_COLUMNS
         }
-        return {
+        values = {
             "format": STATE_FORMAT,
             **vars(self),
             "skipped": [list(stretch) for stretch in self.skipped],
             "datasets": columns,
         }
+        if self.left_out is None:
+            del values["left_out"]
+            return values
+        return values | {"format": LEAVING_OUT_FORMAT, "left_out": list(self.left_out)}
 
 
 def merge_stretches(stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:
@@ -113,17 +134,23 @@ def parse_state(state: Mapping[str, Any]) -> StreamState:
     Raises:
         ValueError: The values are no such state, or are in another version's format.
     """
-    if state.get("format") != STATE_FORMAT:
+    if state.get("format") not in (STATE_FORMAT, LEAVING_OUT_FORMAT):
         raise ValueError(
             f"stream state has format {state.get('format')!r}, this version reads {STATE_FORMAT}"
+            f" and {LEAVING_OUT_FORMAT}"
         )
     try:
         names = ("position", "seed", "num_lanes", "split", "seq_len")
         columns = [state["datasets"][name] for name in _DATASET_COLUMNS]
+        left_out = None
+        if state["format"] == LEAVING_OUT_FORMAT:
+            num_documents, digest = state["left_out"]
+            left_out = ListState(int(num_documents), str(digest))
         return StreamState(
             **{name: state[name] for name in names},
             skipped=tuple((start, stop) for start, stop in state["skipped"]),
             datasets=tuple(DatasetState(*values) for values in zip(*columns, strict=True)),
+            left_out=left_out,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"stream state is damaged: {error!r} in {state}") from error
@@ -144,7 +171,7 @@ def refuse_other_stream(then: StreamState, now: StreamState, names: Iterable[str
         return [
             f"{key}{of} was {value}, is {after[key]}"
             for key, value in before.items()
-            if after[key] != value and key not in ("position", "skipped", "datasets")
+            if after[key] != value and key not in _COMPARED_ELSEWHERE
         ]
 
     changed = differences("", vars(then), vars(now))

@@ -1,0 +1,161 @@
+"""Reads lists of documents that are to be left out, and looks their ids up in datasets.
+
+An instance holds the first 64 bits of the ids of its two documents (docs/format.md, section 2), so
+a list keeps no more of an id. The order of a list matters: a state of the stream names the first
+documents of the run's list by their number and their hash.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from pipeline.shards.block import Array
+from pipeline.shards.dataset import Dataset
+from pipeline.shards.document_index import open_document_index
+from pipeline.shards.manifest import DOCUMENT_IDS, document_id_bytes
+from pipeline.storage.folder import Folder
+
+_ID = re.compile(r"[0-9a-f]{16,32}")
+_DIGITS = 16
+_JSON_KEYS = ("id", "document")
+_ROWS_AT_ONCE = 1 << 16
+
+
+def read_document_list(name: str) -> tuple[int, ...]:
+    """Returns the documents of a file, in its order; one that is listed again is left out.
+
+    A line begins with an id, or with the first 16 or more of its hex digits, and may go on after
+    white space. A line may also be a JSON object whose key `id` or `document` has the id. Empty
+    lines, and lines that begin with #, are passed over.
+
+    Args:
+        name: The file, on a local disk or at any URL that fsspec knows.
+
+    Returns:
+        The first 64 bits of each id.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: A line does not begin with an id, or the file lists no document.
+    """
+    folder, file = Folder.of_file(name)
+    if not folder.exists(file):
+        raise FileNotFoundError(f"{name}: there is no such file; give a list of document ids")
+    return parse_document_list(folder.read(file), name)
+
+
+def parse_document_list(data: bytes, where: str) -> tuple[int, ...]:
+    """Returns the documents of a list; `read_document_list` describes it.
+
+    Args:
+        data: The content of the file.
+        where: The file, for messages.
+    """
+    documents: dict[int, None] = {}
+    for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
+        text = line.strip()
+        if text and not text.startswith("#"):
+            documents[_parse_line(text, f"{where}:{number}")] = None
+    if not documents:
+        raise ValueError(f"{where} lists no document; expected the hex digits of an id per line")
+    return tuple(documents)
+
+
+def _parse_line(line: str, where: str) -> int:
+    """Returns the first 64 bits of the id in a line that is not empty."""
+    words = line.split(None, 1)
+    found = words[0]
+    if line.startswith("{"):
+        try:
+            fields = json.loads(line)
+            found = next(str(fields[key]) for key in _JSON_KEYS if key in fields)
+        except (ValueError, StopIteration, RecursionError) as error:
+            raise ValueError(
+                f"{where}: found {line[:60]!r}, expected a JSON object with a document's id under"
+                f" {' or '.join(_JSON_KEYS)}"
+            ) from error
+    if not _ID.fullmatch(found):
+        raise ValueError(
+            f"{where}: found {found[:60]!r}, expected a document's id, or the first 16 or more of"
+            " its 32 hex digits in lower case"
+        )
+    return int(found[:_DIGITS], 16)
+
+
+def format_document_list(documents: Iterable[int]) -> bytes:
+    """Returns the content of a file that lists documents by the first 64 bits of their ids."""
+    return "".join(f"{document:0{_DIGITS}x}\n" for document in documents).encode()
+
+
+def hash_documents(documents: Iterable[int]) -> str:
+    """Returns blake2b-64, in hex, of a list in the form of `format_document_list`."""
+    return hashlib.blake2b(format_document_list(documents), digest_size=8).hexdigest()
+
+
+def find_unknown(
+    datasets: Sequence[Dataset], documents: Sequence[int], cache_dir: str | None = None
+) -> list[int]:
+    """Returns the documents that no dataset holds, ascending.
+
+    Documents that are held out for validation, or that no pass uses, are held as well.
+
+    Args:
+        datasets: The datasets, which are finished.
+        documents: The first 64 bits of ids.
+        cache_dir: The folder of `open_document_index`, for datasets without documents.ids.
+
+    Raises:
+        StorageError: A store failed in every attempt.
+        ValueError: A dataset is damaged.
+    """
+    unknown = np.unique(np.array(documents, np.uint64))
+    for dataset in datasets:
+        unknown = np.setdiff1d(unknown, _held_of(dataset, unknown, cache_dir))
+    return [int(document) for document in unknown]
+
+
+def refuse_unknown(
+    datasets: Sequence[Dataset],
+    documents: Sequence[int],
+    where: str,
+    cache_dir: str | None = None,
+) -> None:
+    """Raises a ValueError if a list names a document that no dataset holds.
+
+    Args:
+        datasets: The datasets, which are finished.
+        documents: The first 64 bits of ids.
+        where: The list, for the message.
+        cache_dir: As in `find_unknown`.
+    """
+    unknown = find_unknown(datasets, documents, cache_dir)
+    if unknown:
+        named = ", ".join(f"{document:0{_DIGITS}x}" for document in unknown[:3])
+        more = f" and {len(unknown) - 3:,} more" if len(unknown) > 3 else ""
+        urls = ", ".join(dataset.url for dataset in datasets)
+        raise ValueError(
+            f"{where} lists {named}{more}, which no dataset holds ({urls}); `python -m pipeline"
+            " inspect` shows ids of documents: correct the list"
+        )
+
+
+def _held_of(dataset: Dataset, documents: Array, cache_dir: str | None) -> Array:
+    """Returns those of some documents, ascending uint64, that a dataset holds."""
+    if not dataset.folder.exists(DOCUMENT_IDS):
+        splits = {group.split for group in dataset.manifest.groups}
+        indexes = [open_document_index(dataset, split, cache_dir) for split in sorted(splits)]
+        found = [index.find(documents).document for index in indexes]
+        return np.unique(np.concatenate([np.empty(0, np.uint64), *found]))
+    row_bytes = document_id_bytes(dataset.manifest)
+    size = dataset.folder.size(DOCUMENT_IDS)
+    held = [np.empty(0, np.uint64)]
+    for start in range(0, size, _ROWS_AT_ONCE * row_bytes):
+        stop = min(size, start + _ROWS_AT_ONCE * row_bytes)
+        data = dataset.folder.read_range(DOCUMENT_IDS, start, stop)
+        rows = np.frombuffer(data, np.uint8, len(data) // row_bytes * row_bytes)
+        ids = np.ascontiguousarray(rows.reshape(-1, row_bytes)[:, :8]).view(">u8").reshape(-1)
+        held.append(documents[np.isin(documents, ids.astype(np.uint64))])
+    return np.concatenate(held)

@@ -1,0 +1,113 @@
+"""Finds the instances of documents that the stream leaves out (docs/order.md, rule 6)."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from pipeline.shards.block import Array
+from pipeline.shards.dataset import Dataset
+from pipeline.shards.document_index import open_document_index
+from pipeline.shards.document_list import hash_documents
+from trainer.stream.order.order import PassInstances
+from trainer.stream.order.source import Mixture
+from trainer.stream.order.state import ListState
+
+NO_INSTANCES = PassInstances(np.empty(0, np.int64), np.empty(0, np.int64))
+
+_PassKey = tuple[str, int, int]
+"""The URL of a dataset, the length and the number of a pass of its train split."""
+
+
+@dataclass(frozen=True)
+class LeftOutDocuments:
+    """Documents whose instances a stream leaves out.
+
+    Attributes:
+        documents: The first 64 bits of each id, in the order of the list, without repetition.
+        cache_dir: Folder for what is found out about documents; None for the default of
+            `open_document_index`.
+        found: For passes that were looked into: the instances that hold some of the documents,
+            each with the index in `documents` of the first document of the list that it holds.
+    """
+
+    documents: tuple[int, ...]
+    cache_dir: str | None = None
+    found: Mapping[_PassKey, tuple[PassInstances, Array]] = field(default_factory=dict)
+
+    @property
+    def state(self) -> ListState:
+        """What the stream's state keeps of the whole list."""
+        return self.state_of_first(len(self.documents))
+
+    def state_of_first(self, count: int) -> ListState:
+        """Returns what the stream's state keeps of the first documents of the list."""
+        return ListState(count, hash_documents(self.documents[:count]))
+
+    def look_into(self, mixture: Mixture, seq_lens: Iterable[int]) -> "LeftOutDocuments":
+        """Returns the same documents, with their instances in all passes that are known.
+
+        Args:
+            mixture: The datasets.
+            seq_lens: Lengths of instances.
+
+        Raises:
+            FileNotFoundError: A file of a dataset is missing.
+            ValueError: A dataset is damaged, or the cache folder cannot be used.
+        """
+        found = dict(self.found)
+        for source in mixture:
+            for seq_len in sorted(set(seq_lens)):
+                passes = {
+                    shard.pass_index
+                    for shard in source.dataset.all_shards
+                    if (shard.split, shard.seq_len) == ("train", seq_len)
+                }
+                found |= self._find(source.dataset, seq_len, passes)
+        return replace(self, found=found)
+
+    def instances(
+        self, dataset: Dataset, seq_len: int, pass_index: int, num_before: int = 0
+    ) -> PassInstances:
+        """Returns the instances of a pass of the train split that are left out.
+
+        Args:
+            dataset: The dataset.
+            seq_len: The length of the instances.
+            pass_index: The number of the pass, which must be known.
+            num_before: Leaves away the instances that hold one of so many first documents of the
+                list.
+        """
+        key = dataset.url, seq_len, pass_index
+        found = self.found.get(key) or self._find(dataset, seq_len, {pass_index})[key]
+        instances, first_document = found
+        is_new = first_document >= num_before
+        return PassInstances(instances.shard[is_new], instances.row[is_new])
+
+    def _find(
+        self, dataset: Dataset, seq_len: int, passes: set[int]
+    ) -> dict[_PassKey, tuple[PassInstances, Array]]:
+        """Looks for the instances of some passes in the index of a dataset's documents."""
+        ids = np.array(self.documents, np.uint64)
+        found = open_document_index(dataset, "train", self.cache_dir).find(ids, [seq_len])
+        by_id = np.argsort(ids)
+        place_in_list = by_id[np.searchsorted(ids[by_id], found.document)]
+        instances: dict[_PassKey, tuple[PassInstances, Array]] = {}
+        for pass_index in passes:
+            shards = dataset.shards("train", seq_len, pass_index)
+            index_of = {shard.name: index for index, shard in enumerate(shards)}
+            index_in_pass = np.array(
+                [index_of.get(shard.name, -1) for shard in dataset.all_shards], np.int64
+            )
+            shard = index_in_pass[found.shard]
+            is_here = shard >= 0
+            columns = np.stack([shard, found.row, place_in_list])[:, is_here]
+            # An instance is found once for each listed document that it holds: only the first of
+            # the list counts.
+            columns = columns[:, np.lexsort(columns[::-1])]
+            is_first = np.ones(columns.shape[1], np.bool_)
+            is_first[1:] = (np.diff(columns[:2], axis=1) != 0).any(axis=0)
+            shard, row, first_document = columns[:, is_first]
+            key = dataset.url, seq_len, pass_index
+            instances[key] = PassInstances(shard, row), first_document
+        return instances
