@@ -195,10 +195,10 @@ class PretrainSettings:
         leave_out: A file of document ids, one in hex digits per line. Instances that hold one of
             the documents are never trained on. The run's folder keeps the list.
         cache_dir: Folder on a disk of each machine, in which the data that were read are kept.
-        cache_bytes: The most bytes in the cache folder. Files that were not used for longest are
-            removed.
+        cache_bytes: The most bytes in the cache folder. The least recently used files are removed.
         storage_options: Options of the filesystem of the data and of checkpoint.url, as JSON or
-            @FILE. Its environment variables count too. The run's folder does not hold them.
+            @FILE, in addition to the environment variables that this filesystem reads. The run's
+            folder does not hold them.
 
     Schedule:
         phases: The phases of the training in order, as a list in the --config file.
@@ -207,8 +207,8 @@ class PretrainSettings:
         global_batch: Instances of one step that replace those of the phases, one number or one for
             each.
         peak_lr: Learning rates that replace those of the phases, one number or one for each.
-        warmup_fraction: Shares of the steps to warm up in that replace those of the phases, one
-            number or one for each.
+        warmup_fraction: Shares of the steps in which the learning rate grows. They replace those of
+            the phases, one number or one for each.
         warmup_steps: Numbers of warm-up steps that replace those of the phases, one number or one
             for each.
         epochs: Passes over the data by all phases together. The phases divide them in proportion to

@@ -134,7 +134,7 @@ def _describe_phase(phase: Mapping[str, Any]) -> str:
 
 
 def _describe_masking(config: Mapping[str, Any]) -> str | None:
-    """Returns how tokens were masked, in words; None for a model trained left to right."""
+    """Returns how tokens were masked, in words; None if none were or if it is not known."""
     masking = None if config.get("objective") == "left-to-right" else config.get("masking")
     return masking if masking in (None, "static") else f"drawn anew at every reading, {masking}"
 

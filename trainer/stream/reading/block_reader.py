@@ -213,6 +213,8 @@ class BlockReader:
     def ask(self, keys: Iterable[int]) -> None:
         """Requests blocks, unless they are held already; consecutive ones are read together.
 
+        It waits for the block tables of their shards, and not for the blocks.
+
         Args:
             keys: Keys of blocks, in the order in which they are needed.
         """

@@ -133,7 +133,7 @@ class RateLimit:
             self._set(interval, now, min(turn, now + self._jittered(interval)))
 
     def _set(self, interval: float, changed: float, turn: float) -> None:
-        """Writes the shared interval, when it changed, and the machine's next turn."""
+        """Writes the shared numbers: the interval, when it changed, and when the next turn is."""
         self._shared[0] = interval
         self._shared[1] = changed
         self._shared[2] = turn
