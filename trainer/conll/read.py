@@ -126,9 +126,9 @@ def _group_lines(
     """Reads the lines with words, and groups them by sentence.
 
     Returns:
-        The sentences. Each is a dict from the index of a line to the word and the tag of that line.
-        The key of a sentence is the index of the line that ended the sentence before; it is 0 for
-        the first sentence.
+        A dict with one entry for each sentence. Its key is the index of the first line that
+        `Sentence.lines` has, which is 0 for the first sentence and otherwise the line that ended
+        the sentence before. Its value maps the index of each line with a word to word and tag.
 
     Raises:
         ValueError: A line is malformed.

@@ -123,7 +123,7 @@ def _describe_data(dataset: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _describe_base(base: Mapping[str, Any]) -> Rows:
-    """Yields the model that training began with, then the model that this one began with, etc."""
+    """Yields facts of the model that training began with, then of the one before it, and so on."""
     if not base:
         return
     yield "training began with", base["name"]

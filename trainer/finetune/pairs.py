@@ -78,7 +78,9 @@ class PairTask:
         return Counter(str(example.label) for example in examples)
 
     def find_labels(self, examples: Examples) -> Labels:
-        """Returns the classes of the benchmark, or the sorted classes of the training examples.
+        """Returns the classes that the benchmark fixes, or else those of the examples, sorted.
+
+        A task without classes, such as a regression, has none.
 
         Raises:
             ValueError: A label cannot be a class, or all examples have one class.

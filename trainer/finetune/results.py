@@ -36,7 +36,10 @@ _UNREPRODUCIBLE = ("train_seconds", "made_with")
 
 
 def list_recipes(settings: FinetuneSettings) -> list[Recipe]:
-    """Returns every combination of the searched settings, the seeds of one combination together."""
+    """Returns every combination of the searched settings.
+
+    Combinations that differ in the seed alone follow each other.
+    """
     values = product(*(dict.fromkeys(getattr(settings, name)) for name in SEARCHED))
     return [Recipe(*combination) for combination in values]
 

@@ -231,7 +231,11 @@ def _as_finetuned(settings: PredictSettings, opened: OpenedModel) -> FinetuneSet
 
 
 def _in_order(recipes: Sequence[Recipe], finished: Mapping[str, results.Run]) -> list[results.Run]:
-    """Returns the finished runs in the order of the recipes, so that the same run wins a tie."""
+    """Returns the finished runs in the order of the recipes.
+
+    The first of several runs with equal metrics counts as the best, so their order must not depend
+    on which of them an earlier launch finished.
+    """
     return [finished[recipe.name] for recipe in recipes if recipe.name in finished]
 
 

@@ -19,7 +19,7 @@ class ColumnSettings:
     Attributes:
         text: The column of the text, or of the context of a multiple choice.
         text_b: The column of a pair's second text, or of a text that every choice begins with.
-        label: The column of the class, of the number, or of the right choice, counted from 0.
+        label: The column of the label: a class, a number, or which choice is right, counted from 0.
         choices: The columns of the choices.
         id: The column whose value identifies a row in the predictions; null means its number.
     """

@@ -34,11 +34,11 @@ class FeatureTask(TokenTask):
     """A task that trains a BiLSTM instead of BERT (`trainer.finetune.task.OwnModel`)."""
 
     def __init__(self, settings: TokenSettings, opened: OpenedModel, micro_tokens: int) -> None:
-        """Builds the model that computes the states.
+        """Builds the fixed model whose hidden states become the vectors of words.
 
         Args:
             settings: Columns of the files, and the layers whose states are read.
-            opened: The model.
+            opened: The fixed model.
             micro_tokens: The most tokens of one forward pass.
         """
         super().__init__(settings)

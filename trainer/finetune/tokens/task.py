@@ -95,9 +95,9 @@ class TokenTask:
         )
 
     def find_labels(self, examples: Sequence[Sentence]) -> Labels:
-        """Returns every tag that the types of entities in the training sentences can have.
+        """Returns all tags of the types of entity that occur in the training sentences.
 
-        The tags of IOB1 files are those of IOB2.
+        The tags are in the scheme of the files. For files in IOB1 they are in IOB2.
 
         Raises:
             ValueError: The training files have several schemes, or no entity.
@@ -116,9 +116,10 @@ class TokenTask:
     def encode(
         self, examples: Sequence[Sentence], labels: Labels, encoder: TextEncoder, split: Split
     ) -> EncodedSet:
-        """Encodes every window of a sentence as one item.
+        """Encodes each sentence as one item, or as several if it is longer than `seq_len`.
 
-        Each word is predicted in exactly one window. A word of which the tokenizer leaves no piece
+        The items of a long sentence are overlapping windows of it, and each word is predicted in
+        exactly one of them. A word of which the tokenizer leaves no piece
         is encoded as [UNK], and counted.
 
         Raises:
@@ -185,7 +186,7 @@ class TokenTask:
 
 
 def open_ner(settings: FinetuneSettings) -> TokenTask:
-    """Creates the task ner."""
+    """Creates the task ner, which finds named entities."""
     return TokenTask(settings.tokens)
 
 
