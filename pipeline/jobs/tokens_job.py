@@ -269,7 +269,7 @@ def _make_encoder(rule: TokensRule) -> Encoder:
 
 
 def _make_finder(rule: TokensRule) -> WindowFinder:
-    """Returns a finder of the rule's task texts, of which there must be some, in documents."""
+    """Returns the finder of the rule's task texts in documents. The rule must have task texts."""
     assert rule.task_texts is not None, "no texts to find"
     return WindowFinder(rule.task_texts.get(), _make_encoder(rule))
 

@@ -112,7 +112,7 @@ def find_uncovered(manifest: Manifest, shards: Sequence[Shard]) -> Iterator[tupl
 def describe_coverage(manifest: Manifest, shards: Sequence[Shard]) -> str:
     """Says in a sentence that every document is in one bucket of each pass.
 
-    Only true if `find_uncovered` yields nothing.
+    The sentence is true only if `find_uncovered` yields nothing.
     """
     lengths = Counter(seq_len for seq_len, _ in pass_seals(shards))
     passes = " and ".join(

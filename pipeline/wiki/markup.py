@@ -467,7 +467,7 @@ class _Reader:
     def find_close(self, at: int) -> int | None:
         """Returns the position of the next ">" from `at` on, or None.
 
-        No part of the text is searched for it twice.
+        A part of the text is searched only once, whatever the number of calls.
         """
         if at > self.last_close:
             return None

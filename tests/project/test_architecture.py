@@ -63,7 +63,8 @@ def test_a_format_and_a_filter(copy, tmp_path):
     rows = [f"{number}\ta text of {number} and many more words\n" for number in range(6)]
     (tmp_path / "texts.chat").write_text("".join(rows) + "7\tshort\n")
     times = "00:00:01,000 --> 00:00:02,000"
-    (tmp_path / "film.srt").write_text(f"1\n{times}\nA text with\n\n2\n{times}\nfour words.\n")
+    subtitles = f"1\r\n{times}\r\nA text with\r\n\r\n2\r\n{times}\r\nfour words.\r\n"
+    (tmp_path / "film.srt").write_bytes(subtitles.encode())
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\ntext\nwords")
     inputs = f"--input {tmp_path}/texts.chat {tmp_path}/film.srt"
     files = f"{inputs} --vocab {tmp_path}/vocab.txt --output {tmp_path}/data"
