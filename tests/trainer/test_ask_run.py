@@ -1,16 +1,24 @@
 """`ask`, held to what the trainer's own loader reads and to a reading of every block."""
 
+import dataclasses
 import json
+import re
+import shutil
 from itertools import chain, pairwise
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-from pipeline.shards.dataset import read_blocks
-from pipeline.shards.growing import WaitPolicy
+from pipeline.shards.dataset import open_dataset, read_blocks
+from pipeline.shards.growing import PLAN, UNKNOWN_HASH, WaitPolicy, publish_pass
+from pipeline.storage.folder import Folder
 from tests.datasets import write_dataset
+from trainer.ask.asked_stream import rollbacks
+from trainer.ask.made_steps import Anomaly, read_made_steps
+from trainer.ask.settings import AskSettings
 from trainer.checkpoints.files import COMMITTED, FORMAT, STATE, describe_file
 from trainer.cli import main
 from trainer.guards.spike_guard import SpikeGuard
@@ -25,7 +33,6 @@ BLOCK_SIZES = {2048: 32, 4096: 16}
 SETTINGS = {"lower_case": True, "whole_word_masking": False, "seed": 1}
 SETTINGS |= {"masked_lm_prob": 0.15, "max_predictions": 4}
 COUNTS = SimpleNamespace(tokens=1, instances=1, drawn=(), elapsed_seconds=0.0)
-REFUSED = 5
 
 
 def write_documents(folder, make_block, first_document, sizes=((70, 45), (50, 60))):
@@ -58,6 +65,7 @@ class Recorded:
         path: Its folder, with settings, facts, metrics and checkpoints.
         read: By the step's number: first position, and input_ids, masked positions and labels of
             every instance in the order of slots.
+        refused: The same of every step whose gradient was not used, after the step's number.
     """
 
     def __init__(self, path, entries, phases, interval=4, refuse=(), until=10**9, **settings):
@@ -67,7 +75,7 @@ class Recorded:
             data=list(entries), output=str(path), phases=phases, seed=3, **settings
         )
         self.read = {}
-        self.undone = []
+        self.refused = []
         path.mkdir()
         facts = {"id": "0", "model": {}, "launches": [], "masking": self.settings.masking}
         facts["datasets"] = [dataset_facts(source) for source in self.mixture]
@@ -103,8 +111,9 @@ class Recorded:
                          "positions": [start, rank_step.state["position"]],
                          "in_a_row": guard.streak.length, "instances": []}
                     )  # fmt: skip
+                if not is_fine:
+                    self.refused.append((step, start, instances_of(rank_step)))
                 if guard.has_enough:
-                    self.undone.append((step, start, instances_of(rank_step)))
                     run.position = saved[-1]
                     guard = guard.went_back(SpikeGuard(self.settings.safety, {}))
                     run.guard = guard
@@ -223,7 +232,7 @@ def mixed(path, data):
 
 def redrawn(path, data):
     """Masks drawn anew, a stretch that is skipped, and a rollback."""
-    refuse = [24, 72, 84, 96, 108, 120, 180]
+    refuse = [24, 72, 84, 96, 108, 120, 190]
     return Recorded(
         path, [data[0]], phases((2048, 12, 26)), refuse=refuse, masking="0.3-0.15",
         skip=["0:130-149", "0:160-163"],
@@ -299,3 +308,252 @@ def test_reads_of_documents_are_those_of_every_block(run, capsys):
 def run_checkpoints(run):
     names = sorted(path.name for path in (run.path / "checkpoints").iterdir())
     return [int(name.removeprefix("step-")) for name in names]
+
+
+def test_refused_steps_have_the_instances_that_they_were_refused_for(run, capsys):
+    records = run.ask(capsys, "--spikes")
+    steps = [record for record in records if record["kind"] == "step"]
+    assert [(step["step"], step["position"]) for step in steps] == [
+        (step, start) for step, start, _ in run.refused
+    ]
+    is_redrawn = run.settings.masking != "static"
+    assert len(steps) == (7 if is_redrawn else 0)
+    kept = [(step, start) for step, start, _ in run.refused if run.read.get(step, [0])[0] == start]
+    assert len(kept) == (2 if is_redrawn else 0), "five were undone"
+    for record in steps:
+        assert not record["is_used"]
+        assert record["grad_norm"] == "inf"
+        assert record["is_undone"] == ((record["step"], record["position"]) not in kept)
+    found = [
+        (record["input_ids"], record["masked_lm_positions"], record["masked_lm_ids"])
+        for record in records
+        if record["kind"] == "instance"
+    ]
+    assert found == [instance for _, _, instances in run.refused for instance in instances]
+
+
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory, data):
+    """A plain run of 30 steps, which a test may spoil a copy of."""
+    return plain(tmp_path_factory.mktemp("asked") / "run", data)
+
+
+@pytest.fixture
+def copied(asked, tmp_path):
+    """A copy of it."""
+    copy = object.__new__(Recorded)
+    vars(copy).update(vars(asked), path=tmp_path / "run")
+    shutil.copytree(asked.path, copy.path)
+    return copy
+
+
+def some_document(asked):
+    """A document that the run has read, as 16 digits."""
+    known = every_instance(asked.mixture)
+    return f"{known[text_of(*asked.read[5][1][0])][3]:016x}"
+
+
+def test_reads_in_steps_whose_gradient_was_not_used_are_marked(copied, capsys):
+    start = copied.read[5][0]
+    row = {"step": 5, "phase": 0, "grad_norm": 99.5, "limit": 10.0, "in_a_row": 1}
+    row["positions"] = [start, start + 12]
+    undone = {**row, "positions": [start + 1, start + 13]}
+    (copied.path / "anomalies.jsonl").write_text(f"{json.dumps(undone)}\n{json.dumps(row)}\n")
+    records = copied.ask(capsys, "--document", some_document(copied))
+    unused = {record["step"] for record in records if record.get("is_used") is False}
+    assert unused == {5}
+    [step, *_] = copied.ask(capsys, "--step", "5")
+    assert (step["grad_norm"], step["limit"], step["is_undone"]) == (99.5, 10.0, False)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "nothing is asked: give --step, --spikes, --document or --text"),
+        (("--step", "0"), "step is '0'; give a step such as 1200, counted from 1, or a range"),
+        (("--step", "5-3"), "step is '5-3'; give a step"),
+        (("--step", "1,2"), "step is '1,2'; give a step"),
+        (("--step", "3", "--spikes"), "give --step or --spikes"),
+        (("--step", "3", "--document", "0" * 16), "ask one after the other"),
+        (("--step", "31"), "has not made step 31: its last step is 30"),
+        (("--step", "29-40"), "has not made step 31: its last step is 30"),
+        (("--document", "0" * 16), f"{'0' * 16}: no dataset of .*run has this document .*/a"),
+        (("--document", "xyz"), "'xyz' names no document: expected the first 16 to 32 hex digits"),
+        (("--document", "wiki:a.jsonl:3"), "no dataset of .* has a source 'wiki'; they have none"),
+        (("--text", "missing.txt"), "No such file or directory: 'missing.txt'|missing.txt"),
+        (("--step", "3", "--data", "x", "y"), "--data names 2 dataset.s., .* was trained on 1: a"),
+        (("--step", "3", "--data", "/nowhere"), "/nowhere holds no manifest.json.*--data says wh"),
+    ],
+)
+def test_questions_that_cannot_be_answered(asked, capsys, flags, message):
+    error = asked.ask(capsys, *flags, expected=2)
+    assert re.search(message, error), error
+    assert sum("error:" in line for line in error.splitlines()) == 1
+    assert "error:" in error.splitlines()[-1]
+
+
+def test_a_run_that_is_none(tmp_path, capsys):
+    assert main(["ask", str(tmp_path / "none"), "--step", "3"]) == 2
+    assert re.search("none holds no run.json; give the --output", capsys.readouterr().err)
+
+
+def test_another_dataset_is_refused(asked, data, capsys):
+    error = asked.ask(capsys, "--step", "3", "--data", data[1], expected=2)
+    assert re.search("/b is not the dataset a that .*run was trained on: its root hash is", error)
+
+
+def test_a_dataset_that_was_moved_is_found(asked, data, tmp_path, capsys):
+    moved = shutil.copytree(data[0], tmp_path / "moved")
+    expected = asked.ask(capsys, "--step", "3")
+    assert asked.ask(capsys, "--step", "3", "--data", str(moved)) == expected
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        (
+            '"position": 60',
+            '"position": 61',
+            "step 6 begins at position 61, expected 60 by the run",
+        ),
+        ('{"step": 9, "split": "train"', '{"split": "train", "step": "x"', "line 10: step, phase"),
+        ('{"step": 9,', "[9,", "metrics.jsonl, line 10 is no row"),
+    ],
+)
+def test_rows_that_do_not_fit_are_named(copied, capsys, old, new, message):
+    path = copied.path / "metrics.jsonl"
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new, 1))
+    error = copied.ask(capsys, "--step", "5-6", expected=2)
+    assert re.search(message, error), error
+
+
+def test_rows_of_steps_are_read_whatever_their_form(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    rows = [
+        {"step": 1, "split": "train", "phase": 0, "position": 0, "loss": 1.0},
+        {"step": 1, "split": "validation", "loss": 1.0},
+        {"loss": 1.0, "position": 7, "phase": 1, "step": 2, "split": "train"},
+        {"step": 3, "split": "train", "phase": 1, "position": 8},
+        {"step": 2, "split": "train", "phase": 1, "position": 9, "loss": 1.0},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows) + '{"step": 4, "spl')
+    made = read_made_steps(path, "here")
+    assert made.step.tolist() == [1, 2, 3]
+    assert made.phase.tolist() == [0, 1, 1]
+    assert made.position.tolist() == [0, 9, 8]
+    assert [made.find(step) for step in (1, 3, 4)] == [0, 2, None]
+    assert len(read_made_steps(tmp_path / "none", "here")) == 0
+
+
+def test_stretches_of_rollbacks():
+    def anomaly(step, phase, start, in_a_row):
+        return Anomaly(step, phase, start, start + 12, in_a_row, "nan", None)
+
+    single = [anomaly(3, 0, 24, 1)]
+    first = [anomaly(7 + n, 0, 72 + 12 * n, n + 1) for n in range(5)]
+    second = [anomaly(9 + n, 1, 300 + 12 * n, n + 1) for n in range(5)]
+    cut = second[:3]
+    found = rollbacks([*single, *first, *cut, *second])
+    assert found == [(0, (72, 132)), (1, (300, 360))]
+
+
+def test_a_run_that_continues_another_sends_earlier_questions_there(copied, capsys):
+    document = some_document(copied)
+    everything = copied.ask(capsys, "--document", document)
+    facts = json.loads((copied.path / "run.json").read_text())
+    facts["trunk"] = {"run": "s3://bucket/trunk", "step": 8, "id": "1"}
+    (copied.path / "run.json").write_text(json.dumps(facts))
+    lines = (copied.path / "metrics.jsonl").read_text().splitlines(keepends=True)
+    later = [line for line in lines if json.loads(line)["step"] > 8]
+    (copied.path / "metrics.jsonl").write_text("".join(later))
+    error = copied.ask(capsys, "--step", "8", expected=2)
+    assert "step 8 of" in error
+    assert "was made by the run that it continues: ask s3://bucket/trunk" in error
+    [summary, *reads] = copied.ask(capsys, "--document", document)
+    steps = [read["step"] for read in everything[1:]]
+    assert summary["reads_before"] == sum(step <= 8 for step in steps) > 0
+    assert [read["step"] for read in reads if read["step"]] == [step for step in steps if step > 8]
+    assert summary["trunk"] == "s3://bucket/trunk"
+
+
+def test_a_table_and_a_page_say_the_same(asked, tmp_path, capsys):
+    cache = ("--cache_dir", str(tmp_path / "cache"))
+    document = some_document(asked)
+    [summary, *reads] = asked.ask(capsys, "--document", document)
+    words = f"{summary['reads']} times in {summary['steps']} steps"
+    assert main(["ask", str(asked.path), "--document", document, *cache]) == 0
+    printed = capsys.readouterr()
+    assert words in printed.out
+    assert re.findall(r"^ +(\d+)  .*\.tar#", printed.out, re.MULTILINE) == [
+        str(read["step"]) for read in reads
+    ]
+    assert "where documents are from is not known any more" in printed.err
+    page = tmp_path / "page.html"
+    for question, count in ((("--document", document), 0), (("--step", "3-4"), 24)):
+        flags = ("--format", "html", "--output", str(page), *cache)
+        assert main(["ask", str(asked.path), *question, *flags]) == 0
+        assert page.read_text().count("<article") == count
+        assert (words in page.read_text()) == (not count)
+    capsys.readouterr()
+    assert (
+        main(["ask", str(asked.path), "--step", "3", "--output", str(tmp_path / "t"), *cache]) == 0
+    )
+    table = (tmp_path / "t").read_text()
+    assert len(re.findall(r"^ +\d+  [0-9a-f]{16}  ", table, re.MULTILINE)) == 12
+
+
+def test_a_run_at_a_url_is_asked_like_one_on_this_machine(asked, bucket, tmp_path, capsys):
+    for path in asked.path.rglob("*"):
+        if path.is_file():
+            bucket.pipe_file(f"/runs/one/{path.relative_to(asked.path)}", path.read_bytes())
+    for name in ("vocab.txt", "tokenizer.json"):
+        bucket.pipe_file(f"/runs/one/{name}", asked.mixture[0].dataset.read_file(name))
+    for question in (("--step", "7-8"), ("--document", some_document(asked))):
+        flags = (*question, "--format", "jsonl", "--cache_dir", str(tmp_path), "--origins", "false")
+        code = main(["ask", "memory://runs/one", *flags])
+        printed = capsys.readouterr()
+        assert code == 0, printed.err
+        records = [json.loads(line) for line in printed.out.splitlines()]
+        assert records == asked.ask(capsys, *question)
+    assert main(["ask", "memory://runs/one", "--step", "7", "--format", "html"]) == 2
+    assert "--output says which file the page goes to" in capsys.readouterr().err
+
+
+def test_a_dataset_that_is_still_being_built_is_asked(asked, data, tmp_path, capsys):
+    """Pass 0 alone is there, in which the first steps read."""
+    whole = open_dataset(data[0])
+    folder = Folder(str(tmp_path / "growing"))
+    unknown = {"root_hash": UNKNOWN_HASH, "tables_sha256": {}}
+    plan = dataclasses.replace(whole.manifest, **unknown)
+    folder.write(PLAN, plan.to_json())
+    for name in ("vocab.txt", "tokenizer.json"):
+        folder.write(name, whole.read_file(name))
+    for shard in whole.shards("train", 2048, 0):
+        folder.write(shard.name, Path(data[0], shard.name).read_bytes())
+    rows = [(shard, whole.blocks(shard)) for shard in whole.shards("train", 2048, 0)]
+    publish_pass(folder, rows, whole.manifest.settings_hash)
+
+    expected = asked.ask(capsys, "--step", "1-8")
+    run = tmp_path / "run"
+    shutil.copytree(asked.path, run, ignore=shutil.ignore_patterns("checkpoints"))
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    early = [line for line in lines if json.loads(line)["step"] <= 8]
+    (run / "metrics.jsonl").write_text("".join(early))
+    facts = json.loads((run / "run.json").read_text())
+    facts["datasets"][0] |= {"url": folder.url, "root_hash": None}
+    (run / "run.json").write_text(json.dumps(facts))
+    copy = object.__new__(Recorded)
+    vars(copy).update(vars(asked), path=run)
+    found = copy.ask(capsys, "--step", "1-8")
+    without = [{**record, "checkpoints_before": []} for record in expected]
+    assert [{**record, "checkpoints_before": []} for record in found] == without
+    reads = copy.ask(capsys, "--document", some_document(asked))[1:]
+    all_reads = asked.ask(capsys, "--document", some_document(asked))[1:]
+    assert reads == [read for read in all_reads if read["step"] <= 8]
+
+
+def test_settings_name_steps():
+    assert AskSettings(run="r", step="1200").steps == range(1200, 1201)
+    assert AskSettings(run="r", step="1200-1210").steps == range(1200, 1211)
+    assert AskSettings(run="r", spikes=True).steps == range(0)

@@ -306,11 +306,13 @@ def _find_all_reads(
             continue
         index = open_document_index(source.dataset, "train", cache_dir, say)
         for seq_len in lengths:
+            phases = run.settings.phases_of(seq_len)
+            # Of a dataset that is being built, opening the stream looks which passes there are.
+            of_length = stream(seq_len) if len(run.made.of_phases(phases)) else None
             found = index.find(np.array(ids, np.uint64), [seq_len])
             num_instances.update((dataset, document) for document in found.document.tolist())
-            if len(found):
-                for read in find_reads(stream(seq_len), dataset, found):
-                    reads.setdefault((dataset, read.document), []).append(read)
+            for read in find_reads(of_length, dataset, found) if of_length else ():
+                reads.setdefault((dataset, read.document), []).append(read)
     for of_document in reads.values():
         of_document.sort(key=lambda read: (read.step or 0, read.slot or 0))
     return reads, num_instances

@@ -63,13 +63,13 @@ class AskedRun:
 
 @contextlib.contextmanager
 def opened_run(
-    name: str, data: Sequence[str] | None = None, options: Mapping[str, Any] | None = None
+    name: str, data: Sequence[str] = (), options: Mapping[str, Any] | None = None
 ) -> Iterator[AskedRun]:
     """Yields a run; files of a run at a URL are copied to this machine as long as the block lasts.
 
     Args:
         name: The folder of the run, or its --checkpoint.url.
-        data: URLs of the datasets, if they were moved; None for where they were.
+        data: URLs of the datasets, if they were moved.
         options: Options of the filesystems of the run and the datasets.
 
     Raises:
@@ -141,7 +141,7 @@ def _read_checkpoints(store: CheckpointStore) -> tuple[list[int], dict[str, Stre
 def _open_mixture(
     name: str,
     facts: Sequence[Mapping[str, Any]],
-    data: Sequence[str] | None,
+    data: Sequence[str],
     options: Mapping[str, Any] | None,
 ) -> Mixture:
     """Opens the datasets of a run, and checks that they are the ones it was trained on.
@@ -157,7 +157,7 @@ def _open_mixture(
         ValueError: A dataset is another one, or `data` has another number of datasets.
     """
     urls = [str(dataset["url"]) for dataset in facts]
-    if data is not None:
+    if data:
         urls = [url for _, url, _ in parse_entries(data)]
         if len(urls) != len(facts):
             names = ", ".join(str(dataset["name"]) for dataset in facts)

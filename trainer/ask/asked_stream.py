@@ -77,19 +77,20 @@ class AskedStream:
 
     def _check_place(self, index: int) -> None:
         """Raises a ValueError unless a step and the next one are where the order has them."""
-        position = int(self.made.position[index])
-        stretches = next_stretches(self.order, position, self.global_batch(index))
-        expected = stretches[0][0]
-        found = position
-        if found == expected and index + 1 < len(self.made):
-            expected = next_stretches(self.order, stretches[-1][1], 1)[0][0]
-            found = int(self.made.position[index + 1])
-        if found != expected:
-            raise ValueError(
-                f"{self.run.name}/metrics.jsonl: step {int(self.made.step[index])} begins at"
-                f" position {position:,} or the next one at {found:,}, expected {expected:,} by the"
-                " run's settings and state; a file of the run was changed or belongs to another"
-            )
+        stretches = next_stretches(
+            self.order, int(self.made.position[index]), self.global_batch(index)
+        )
+        places = [(index, stretches[0][0])]
+        if index + 1 < len(self.made):
+            places.append((index + 1, next_stretches(self.order, stretches[-1][1], 1)[0][0]))
+        for number, expected in places:
+            position = int(self.made.position[number])
+            if position != expected:
+                raise ValueError(
+                    f"{self.run.name}/metrics.jsonl: step {int(self.made.step[number])} begins at"
+                    f" position {position}, expected {expected} by the run's settings and state; a"
+                    " file of the run was changed, or belongs to another"
+                )
 
 
 def open_stream(run: AskedRun, seq_len: int) -> AskedStream:

@@ -23,7 +23,7 @@ class AskSettings:
             folder, which must then be on this machine.
         origins: Whether to look up where each document is from. In a corpus of many thousand files,
             looking up the documents of a whole step takes minutes.
-        data: Where the run's datasets are now, in the order of the run. null means where they were.
+        data: Where the run's datasets are now, in the order of the run, if they were moved.
         cache_dir: Folder on a disk of this machine for what is found out about documents. null
             means beambert in $XDG_CACHE_HOME, which is ~/.cache by default.
         storage_options: Options of the filesystems of the run and of its datasets, as JSON or
@@ -38,7 +38,7 @@ class AskSettings:
     format: Literal["table", "jsonl", "html"] = "table"
     output: str | None = None
     origins: bool = True
-    data: list[str] | None = None
+    data: list[str] = field(default_factory=list)
     cache_dir: str | None = None
     storage_options: str | None = None
 
