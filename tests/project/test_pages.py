@@ -50,15 +50,19 @@ def test_the_website_has_every_page_once():
 
 
 def test_every_page_can_be_reached_from_readme():
+    notebooks = {*(ROOT / "docs/notebooks").glob("*.ipynb")}
+    assert notebooks
     reached = {ROOT / "README.md"}
     waiting = [ROOT / "README.md"]
     while waiting:
         page = waiting.pop()
         targets = {(page.parent / link.partition("#")[0]).resolve() for link in links(page)}
-        new = {path for path in targets - reached if path.suffix == ".md" and path.is_file()}
+        new = {path for path in targets - reached if path in notebooks or path.suffix == ".md"}
+        new = {path for path in new if path.is_file()}
         reached |= new
-        waiting += new
-    assert {*PAGES} <= reached, {*PAGES} - reached
+        waiting += new - notebooks
+    missing = {*PAGES, *notebooks} - reached
+    assert not missing, missing
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
