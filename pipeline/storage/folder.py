@@ -26,6 +26,7 @@ from pipeline.storage.ahead import map_ahead
 from pipeline.storage.local import remove_empty_folders, replace_file, size_of
 from pipeline.storage.missing_packages import describe_missing
 from pipeline.storage.names import stays_below
+from pipeline.storage.option_variables import fill_in_variables
 from pipeline.storage.ranged_file import BUFFER_BYTES, RangedFile
 from pipeline.storage.secret_values import find_password, learn
 
@@ -40,7 +41,8 @@ class Folder:
 
     Attributes:
         url: The URL or local path.
-        options: Options of the fsspec filesystem, such as keys; None for none.
+        options: Options of the fsspec filesystem, such as keys; None for none. A text `${NAME}` is
+            replaced by that environment variable where the filesystem is opened.
     """
 
     url: str
@@ -65,14 +67,15 @@ class Folder:
     @cached_property
     def _opened(self) -> tuple[Any, str]:
         """The fsspec filesystem, and the path of the folder on it."""
-        learn(self.options)
+        options = fill_in_variables(self.options or {})
+        learn(options)
         refuse_one_slash(self.url)
-        faults.refuse_unresolved(self.url, self.options or {})
+        faults.refuse_unresolved(self.url, options)
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # a bar for every file
         if "@" in self.url and (password := find_password(self.url)):
             learn({"password": password})
         try:
-            filesystem, path = fsspec.core.url_to_fs(self.url, **(self.options or {}))
+            filesystem, path = fsspec.core.url_to_fs(self.url, **options)
         except (ImportError, ValueError) as error:
             cause = describe_missing(error) or error
             raise ValueError(f"{self.url}: cannot be opened: {cause}") from error

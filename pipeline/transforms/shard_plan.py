@@ -23,7 +23,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from operator import itemgetter
 from typing import NamedTuple
 from zlib import crc32
 
@@ -38,7 +37,6 @@ _CELL_BYTES = 2  # samples whose hashes begin with the same bytes are in the sam
 _NUM_RANGES = 4096
 """Number of ranges. A worker plans one at a time, so it holds a 4,096th of all size rows."""
 _SIZE_ROW = struct.Struct(">16sQI")  # big-endian, so that packed rows have the order of samples
-SizeRow = tuple[bytes, int, int]
 
 
 class Tally(NamedTuple):
@@ -178,28 +176,38 @@ def plan_range(group: tuple[int, Iterable[bytes]], rule: ShardRule) -> list[Piec
         The pieces, in the order of their hashes. Samples with one key are never divided, so that
         they are found when they are written.
     """
-    _, packed = group
-    rows = [_SIZE_ROW.unpack(row) for row in sorted(packed)]
+    _, given = group
+    rows: Iterable[bytes] = sorted(given)
     if rule.rejects:
-        rows = [next(same) for _, same in groupby(rows, key=itemgetter(0))]
+        rows = (next(same) for _, same in groupby(rows, key=_hash_of))
     if rule.num_shards:
-        return _divide(rows, rule)
-    cells = groupby(rows, key=lambda row: row[0][:_CELL_BYTES])
+        return _divide([*rows], rule)
+    cells = groupby(rows, key=lambda row: row[:_CELL_BYTES])
     return [piece for _, cell in cells for piece in _divide([*cell], rule)]
 
 
-def _divide(rows: Sequence[SizeRow], rule: ShardRule) -> list[Piece]:
+def _hash_of(row: bytes) -> bytes:
+    """Returns the hash of a key that is at the start of these bytes."""
+    return row[:HASH_BYTES]
+
+
+def _divide(rows: Sequence[bytes], rule: ShardRule) -> list[Piece]:
     """Returns one piece of all these samples, or several if they do not fit into one shard."""
     whole = _make_piece(rows)
     if rule.holds(whole.tally):
         return [whole]
-    return _join([_make_piece([*same]) for _, same in groupby(rows, key=itemgetter(0))], rule)
+    return _join((_make_piece([*same]) for _, same in groupby(rows, key=_hash_of)), rule)
 
 
-def _make_piece(rows: Sequence[SizeRow]) -> Piece:
-    """Returns one piece of all these samples, of which there is at least one."""
-    tally = Tally(len(rows), sum(map(itemgetter(1), rows)), sum(map(itemgetter(2), rows)))
-    return Piece(rows[0][0], tally)
+def _make_piece(rows: Sequence[bytes]) -> Piece:
+    """Returns one piece of the samples of these size rows, of which there is at least one."""
+    num_bytes = 0
+    checksum = 0
+    for row in rows:
+        _, row_bytes, row_checksum = _SIZE_ROW.unpack(row)
+        num_bytes += row_bytes
+        checksum += row_checksum
+    return Piece(_hash_of(rows[0]), Tally(len(rows), num_bytes, checksum))
 
 
 def _join(pieces: Iterable[Piece], rule: ShardRule) -> list[Piece]:

@@ -530,7 +530,9 @@ class ReadInstances(
             dataset: Folder or URL of a finished dataset.
             split: "train" or "validation"; None reads both.
             seq_len: The length of the instances; None reads all lengths.
-            storage_options: Options of the fsspec filesystem, such as keys of an object store.
+            storage_options: Options of the fsspec filesystem, such as keys of an object store. They
+                are sent to the workers; of a text `${NAME}` only the name is sent, and it stands
+                for that environment variable.
         """
         super().__init__()
         self._dataset = os.fspath(dataset)

@@ -153,7 +153,9 @@ class WriteToWebDataset(
                 NAME-manifest.json and NAME-shards.json.
             max_bytes: The largest size of a shard, in bytes.
             max_samples: The most samples of a shard.
-            storage_options: Options of the fsspec filesystem, such as keys of an object store.
+            storage_options: Options of the fsspec filesystem, such as keys of an object store. They
+                are sent to the workers; of a text `${NAME}` only the name is sent, and it stands
+                for that environment variable.
             num_shards: About how many shards there are to be. Give it for a large dataset: the
                 samples are then moved between workers once and not twice. A shard that would be
                 larger than `max_bytes` or `max_samples` is divided into several. Without it,
@@ -174,8 +176,8 @@ class WriteToWebDataset(
                 f"max_bytes is {max_bytes} and max_samples {max_samples}, expected"
                 f" {tarfile.RECORDSIZE} or more and 1 or more"
             )
-        if num_shards is not None and num_shards < 1:
-            raise ValueError(f"num_shards is {num_shards}, expected 1 or more, or None")
+        if num_shards is not None and (not isinstance(num_shards, int) or num_shards < 1):
+            raise ValueError(f"num_shards is {num_shards!r}, expected an integer from 1, or None")
         if on_bad_sample not in _ON_BAD_SAMPLE:
             expected = " or ".join(map(repr, _ON_BAD_SAMPLE))
             raise ValueError(f"on_bad_sample is {on_bad_sample!r}, expected {expected}")

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.storage.faults import CutFileError, SizeError
 from pipeline.storage.folder import Folder
+from pipeline.storage.secret_values import hide
 
 
 @pytest.fixture
@@ -38,6 +39,21 @@ def test_a_folder_travels_without_its_filesystem(memory, is_open):
     assert again == folder
     assert again.options == {"skip_instance_cache": True}
     assert again.exists("name") == is_open
+
+
+def test_the_name_of_a_variable_travels_and_its_value_does_not(memory, monkeypatch):
+    given = {"secret": "${STORE_SECRET}", "client_kwargs": {"token": "${STORE_SECRET}"}, "id": "$X"}
+    folder = Folder("memory://data", given | {"skip_instance_cache": True})
+    message = "secret is the value of the environment variable STORE_SECRET, which is not set in"
+    with pytest.raises(ValueError, match=message):
+        folder.exists()
+    monkeypatch.setenv("STORE_SECRET", "s3cret-0816")
+    used = folder.filesystem.storage_options
+    assert used["secret"] == used["client_kwargs"]["token"] == "s3cret-0816"
+    assert used["id"] == "$X"
+    assert hide("with s3cret-0816") == "with (hidden)"
+    assert b"s3cret-0816" not in pickle.dumps(folder)
+    assert pickle.loads(pickle.dumps(folder)).options["secret"] == "${STORE_SECRET}"
 
 
 def test_a_folder_opens_its_filesystem_once_and_hands_it_to_those_below(tmp_path):

@@ -350,6 +350,13 @@ def test_settings_that_cannot_be_are_refused(tmp_path):
         WriteToWebDataset(str(tmp_path), "a/b")
     with pytest.raises(ValueError, match="max_bytes is 100 and max_samples 5, expected 10240 or"):
         WriteToWebDataset(str(tmp_path), max_bytes=100, max_samples=5)
+    for number in (0, 1.5):
+        with pytest.raises(
+            ValueError, match=rf"num_shards is {number}, expected an integer from 1"
+        ):
+            WriteToWebDataset(str(tmp_path), num_shards=number)
+    with pytest.raises(ValueError, match="on_bad_sample is 'skip', expected 'stop' or 'reject'"):
+        WriteToWebDataset(str(tmp_path), on_bad_sample="skip")
 
 
 def test_a_runners_page_names_the_transform_its_stages_and_where_it_writes(tmp_path):
@@ -626,12 +633,14 @@ def test_bad_samples_go_to_the_error_handler_of_a_pipeline(tmp_path):
         assert_that(handler.output(), equal_to(["b"]), label="bad")
 
 
-def test_a_shard_of_a_million_comes_after_the_one_before_it(tmp_path):
-    """Names have seven digits from there on, and sorted as text they would be out of order."""
-    rule = ShardRule(Folder(str(tmp_path)), "part", 2**28, 1)
-    names = [rule.shard_name(number) for number in (999_999, 1_000_000)]
-    assert names == ["part-999999.tar", "part-1000000.tar"]
-    assert all(map(rule.is_shard, names))
+def test_shards_whose_numbers_have_seven_digits_follow_the_others(tmp_path, monkeypatch):
+    """Sorted as text, part-1000000.tar is the first."""
+    monkeypatch.setattr(ShardRule, "shard_name", lambda _, n: f"part-{999_998 + n:06d}.tar")
+    run_lying(tmp_path, "nothing is told otherwise")
+    shards = json.loads((tmp_path / MANIFEST).read_text())["shards"]
+    assert [shard["name"] for shard in shards[1:4]] == [
+        "part-999999.tar", "part-1000000.tar", "part-1000001.tar"
+    ]  # fmt: skip
 
 
 def test_a_plan_of_a_hundred_thousand_shards_says_where_each_sample_goes():

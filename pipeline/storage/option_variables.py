@@ -1,0 +1,40 @@
+"""Fills environment variables into storage options, where a filesystem is opened.
+
+Options travel to the workers of a job, and everybody who may read the job may read them. The name
+of a variable may travel instead of its value.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+
+
+def fill_in_variables(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns options in which each text `${NAME}` is replaced by that environment variable.
+
+    Args:
+        options: Options of an fsspec filesystem, which may be nested.
+
+    Raises:
+        ValueError: A variable is not set in this process.
+    """
+    return {name: _fill_in(value, name) for name, value in options.items()}
+
+
+def _fill_in(value: Any, option: str) -> Any:
+    """Returns the value of an option, or of a part of it, with variables replaced."""
+    if isinstance(value, Mapping):
+        return {name: _fill_in(part, name) for name, part in value.items()}
+    variable = _VARIABLE.fullmatch(value) if isinstance(value, str) else None
+    if variable is None:
+        return value
+    name = variable[1]
+    if name not in os.environ:
+        raise ValueError(
+            f"storage_options: {option} is the value of the environment variable {name}, which is"
+            " not set in this process; set it where the job runs, workers included"
+        )
+    return os.environ[name]
