@@ -1,4 +1,4 @@
-"""What programs of scripts/ share: the checkout they are of, flags, and results of soaks."""
+"""Holds what the programs of scripts/ share: their checkout, flags, and results of soaks."""
 
 import argparse
 import json
@@ -13,7 +13,10 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def commit() -> str:
-    """The checkout's commit; outside one what BEAMBERT_COMMIT says, or an empty string."""
+    """Returns the commit of the checkout, in its short form.
+
+    Outside of a checkout it is the value of BEAMBERT_COMMIT, or an empty string.
+    """
     command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     try:
         found = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
@@ -23,13 +26,13 @@ def commit() -> str:
 
 
 def make_parser(documentation: str | None, **settings: Any) -> argparse.ArgumentParser:
-    """A parser whose description is the first line of a module's docstring."""
+    """Returns a parser whose description is the first line of a module's docstring."""
     first = (documentation or "").split("\n", maxsplit=1)[0]
     return argparse.ArgumentParser(allow_abbrev=False, description=first, **settings)
 
 
 def describe_soak(name: str) -> dict[str, Any]:
-    """Where a soak runs."""
+    """Returns facts about a soak: its name, the commit, Python's version, the number of cores."""
     facts = {"commit": commit(), "python": platform.python_version(), "cores": os.cpu_count()}
     return {"soak": name} | facts
 
@@ -37,7 +40,7 @@ def describe_soak(name: str) -> dict[str, Any]:
 def write_results(
     path: Path | None, result: dict[str, Any], name: str, rows: Sequence[dict[str, Any]]
 ) -> None:
-    """JSON of a result and of its rows, a line each; nothing without a path."""
+    """Writes a result and its rows as JSON, with one line per row; nothing if there is no path."""
     if path:
         lines = ",\n".join(map(json.dumps, rows))
         path.parent.mkdir(parents=True, exist_ok=True)

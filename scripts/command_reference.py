@@ -28,13 +28,13 @@ PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
 HEAD = """\
 # Commands and settings
 
-Written by `python -m scripts.command_reference`. Settings are flags, `--` before their name, and
-keys of the file of `--config`, where a dot is a level; flags win. The first sentence of each stands
-here; `--help` of a command says all.
+This page is written by `python -m scripts.command_reference`. A setting is a flag, with `--` before
+its name. It is also a key in the file of `--config`, where a dot separates levels; a flag wins over
+the file. The page has the first sentence about each setting, and `--help` of a command has it all.
 
-Installed, `beambert build`, `beambert pretrain` and so on are the same; `report` and `export` of a
-dataset are `beambert report-data` and `export-data`. `--config bert-large` is the recipe of that
-name in every folder.
+Once the package is installed, the same commands are `beambert build`, `beambert pretrain` and so
+on. `report` and `export` of a dataset are `beambert report-data` and `export-data`. `--config
+bert-large` is the recipe of that name, in every folder.
 
 bash and zsh complete commands, flags and choices: `pip install argcomplete` where beambert is
 installed, and put `eval "$(register-python-argcomplete beambert)"` into `~/.bashrc` or `~/.zshrc`.
@@ -42,7 +42,7 @@ installed, and put `eval "$(register-python-argcomplete beambert)"` into `~/.bas
 
 
 def render() -> str:
-    """The page."""
+    """Returns the text of the page."""
     sections = [HEAD]
     described: dict[str, str] = {}
     for program, commands in (("pipeline", PIPELINE), ("trainer", TRAINER)):
@@ -85,7 +85,17 @@ def _describe(title: str, command: Command, described: dict[str, str]) -> Iterat
 
 
 def rows(settings: Any, names: Sequence[str], prefix: str = "", outer: Any = None) -> Iterator[str]:
-    """Key, default and meaning of settings, those of nested classes after their own."""
+    """Yields a line for each setting: its key, its default and its meaning.
+
+    The settings of a nested class follow the setting that holds them.
+
+    Args:
+        settings: The class of the settings.
+        names: The settings of the class that are listed.
+        prefix: What stands before their names, such as "optimizer."
+        outer: The class that holds this one. A setting with the same text there is not explained
+            again.
+    """
     fields = {field.name: field for field in dataclasses.fields(settings)}
     hints = typing.get_type_hints(settings)
     for name in names:
@@ -101,7 +111,7 @@ def rows(settings: Any, names: Sequence[str], prefix: str = "", outer: Any = Non
 
 
 def _first_sentence(text: str, hint: Any) -> str:
-    """The beginning of a field's text, and the choices that it does not name."""
+    """Returns the first sentence of a setting's text, and the choices that it does not name."""
     first = re.split(r"(?<=\.) (?=[A-Z])", text)[0]
     named = set(re.split(r"[^\w+-]+", first))
     if set(choices_of(hint)) - named:

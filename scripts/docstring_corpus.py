@@ -1,4 +1,4 @@
-"""English prose of every machine with Python: docstrings of modules, one document a module.
+"""Writes English prose that every machine with Python has: docstrings, one document per module.
 
 Files are parsed with `ast` and never imported: first the standard library, then the installed
 packages, in the order of their names, until the text reaches the limit. Paragraphs are unwrapped;
@@ -31,7 +31,7 @@ _SENTENCE_END = (".", "!", "?", ":", ";")
 
 
 def find_modules() -> Iterator[Path]:
-    """Python files of the standard library, then of the installed packages."""
+    """Yields the Python files of the standard library, then those of the installed packages."""
     standard, installed = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
     for root in (standard, installed):
         for path in sorted(root.rglob("*.py")):
@@ -40,12 +40,15 @@ def find_modules() -> Iterator[Path]:
 
 
 def read_prose(path: Path) -> list[str]:
-    """All paragraphs of a module."""
+    """Returns the paragraphs of prose in all docstrings of a module."""
     return [text for docstring in read_docstrings(path) for text in extract_prose(docstring)]
 
 
 def read_docstrings(path: Path) -> Iterator[str]:
-    """Docstrings of a module, its classes and its functions; none where it cannot be parsed."""
+    """Yields the docstrings of a module, its classes and its functions.
+
+    A file that cannot be parsed has none.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -58,7 +61,7 @@ def read_docstrings(path: Path) -> Iterator[str]:
 
 
 def extract_prose(docstring: str) -> Iterator[str]:
-    """Paragraphs of plain sentences, each on one line."""
+    """Yields the paragraphs of a docstring that are plain sentences, each as one line."""
     for paragraph in re.split(r"\n\s*\n", docstring):
         text = " ".join(paragraph.split())
         letters = sum(character.isalpha() or character == " " for character in text)
@@ -71,7 +74,7 @@ def extract_prose(docstring: str) -> Iterator[str]:
 
 
 def write_corpus(output: Path, max_bytes: int) -> tuple[int, int]:
-    """Writes up to `max_bytes` of text; how many documents, and their bytes."""
+    """Writes up to `max_bytes` of text; returns the number of documents and of their bytes."""
     documents, size = 0, 0
     seen: set[str] = set()
     temporary = output.with_suffix(".partial")

@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def draw_loss(run: Path) -> str:
-    """The chart of the masked LM's loss as a file of its own, with the report's style sheet."""
+    """Returns the chart of a run's masked LM loss as an SVG file, with the report's style sheet."""
     [chart] = [chart for chart in CHARTS if chart.column == "mlm_loss"]
     drawn = draw(chart, read_runs([str(run)]))
     assert drawn, f"{run} has no loss"
@@ -46,7 +46,13 @@ def draw_loss(run: Path) -> str:
 
 
 def photograph(page: Path, size: str = "1180,720", colours: int = 32) -> bytes:
-    """The top of a page as Chromium shows it, in so few colours that it is small."""
+    """Returns a PNG of the top of a page as Chromium shows it, in few colours so that it is small.
+
+    Args:
+        page: The HTML file.
+        size: Width and height of the window, in pixels.
+        colours: The number of colours.
+    """
     from PIL import Image
 
     with tempfile.TemporaryDirectory() as folder:
@@ -66,7 +72,7 @@ def photograph(page: Path, size: str = "1180,720", colours: int = 32) -> bytes:
 
 
 def write(path: Path, content: bytes) -> None:
-    """Writes a picture that is small enough to be part of the repository."""
+    """Writes a picture, which must be small enough to be part of the repository."""
     assert len(content) <= MOST_BYTES, (
         f"{path} has {len(content):,} bytes, over {MOST_BYTES:,}; show less of the page"
     )

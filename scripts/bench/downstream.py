@@ -54,7 +54,14 @@ SELECTION_SEED = 1_000
 
 @dataclass(frozen=True)
 class Bench:
-    """What all runs share: the log of finished ones, and files as they have been read, by task."""
+    """What all runs share.
+
+    Attributes:
+        arguments: The command line's values.
+        ranks: This process.
+        log: The file with a row for each finished run.
+        prepared: The encoded files of each task.
+    """
 
     arguments: argparse.Namespace
     ranks: Ranks
@@ -62,14 +69,14 @@ class Bench:
     prepared: dict[str, Prepared]
 
     def finished(self) -> dict[str, dict[str, Any]]:
-        """Rows of finished runs by what was run."""
+        """Returns the rows of the finished runs, by the JSON of what was run."""
         lines = self.log.read_text().splitlines(keepends=True) if self.log.exists() else []
         rows = [json.loads(line) for line in lines if line.endswith("\n")]
         return {json.dumps(row["run"]): row for row in rows}
 
 
 def main() -> None:
-    """Runs what is not finished, and prints the table."""
+    """Makes the runs that are not finished, and prints the table."""
     arguments = parse_arguments()
     torch.set_num_threads(arguments.threads)
     output = Path(arguments.output)
@@ -91,7 +98,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What to run."""
+    """Returns the command line's values."""
     parser = make_parser(__doc__)
     names = ["sst2", "rte", "wnut17", "uner", "squad2", "squad11"]
     parser.add_argument("--model", required=True, help="a run, RUN@STEP or a model folder")
@@ -119,7 +126,10 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def run_seed(bench: Bench, task: BenchTask, seed: int) -> list[dict[str, Any]]:
-    """Rows of a seed's runs of a task, one for each variant."""
+    """Makes the runs of a task with one seed, and returns a row for each variant.
+
+    The learning rate is chosen first, with a seed that is used for nothing else.
+    """
     found = []
     for variant in bench.arguments.variants:
         settings = bench_settings(bench.arguments, task, variant)
@@ -148,7 +158,7 @@ def run_seed(bench: Bench, task: BenchTask, seed: int) -> list[dict[str, Any]]:
 def bench_settings(
     arguments: argparse.Namespace, task: BenchTask, variant: str
 ) -> FinetuneSettings:
-    """What a variant of a task is fine-tuned with."""
+    """Returns the settings that a variant of a task is fine-tuned with."""
     layers = last_layers(arguments.model)
     return FinetuneSettings(
         task="ner-features" if variant == "frozen" and task.task == "ner" else task.task,
@@ -163,7 +173,7 @@ def bench_settings(
 
 
 def last_layers(model: str) -> str:
-    """The last four layers of a model, or as many as it has."""
+    """Returns the numbers of the last four layers of a model, or of all if it has fewer."""
     return ",".join(
         str(-layer) for layer in range(1, 1 + min(4, open_model(model).config.num_layers))
     )
@@ -177,7 +187,7 @@ def run_once(
     variant: str,
     recipe: Recipe,
 ) -> dict[str, Any]:
-    """One run's row, read where it is finished."""
+    """Returns the row of a run. A run that is not finished is made."""
     limits = {"max_train": bench.arguments.max_train, "seq_len": settings.seq_len}
     run = {
         "task": task.name,
@@ -220,7 +230,7 @@ def run_once(
 
 
 def begin(prepared: Prepared, variant: str, seed: int) -> Any:
-    """The model that a variant trains."""
+    """Returns the model that a variant trains; parameters that it does not train are frozen."""
     state = {name: value for name, value in prepared.opened.state.items() if keeps(variant, name)}
     model = begin_model(
         dataclasses.replace(
@@ -235,14 +245,14 @@ def begin(prepared: Prepared, variant: str, seed: int) -> Any:
 
 
 def keeps(variant: str, name: str) -> bool:
-    """Whether a variant begins with the pretrained model's values of a parameter."""
+    """Returns whether a variant begins with the pretrained values of a parameter."""
     return variant in ("pretrained", "frozen") or (
         variant == "random-layers" and name.startswith("bert.embeddings.")
     )
 
 
 def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
-    """Mean, standard error of the mean and number of seeds by task and variant."""
+    """Returns the mean, its standard error and the number of seeds, by task and by variant."""
     scores: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         scores.setdefault(row["run"]["task"], {}).setdefault(row["run"]["variant"], []).append(
@@ -264,7 +274,10 @@ def summarize(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, dict[str, f
 
 
 def format_table(rows: Sequence[dict[str, Any]], variants: Sequence[str]) -> str:
-    """Markdown: mean ± standard error, and by how many pretrained is above."""
+    """Returns a table in Markdown: mean ± standard error of each task and variant.
+
+    Beside a variant is by how many standard errors the pretrained model is better.
+    """
     lines = [f"| task | metric | {' | '.join(variants)} |", "|---" * (len(variants) + 2) + "|"]
     metrics = {row["run"]["task"]: row["metric"] for row in rows}
     for task, found in summarize(rows).items():

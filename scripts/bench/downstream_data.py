@@ -26,7 +26,17 @@ from trainer.finetune.settings import SquadSettings, TokenSettings
 
 @dataclass(frozen=True)
 class BenchTask:
-    """One task as `finetune --task` takes it, and what does not depend on the variant."""
+    """A task of the benchmark.
+
+    Attributes:
+        name: The name of the task in the results.
+        task: The name that `finetune --task` takes.
+        train: The file to train on.
+        validation: The file to measure on.
+        epochs: The number of epochs.
+        squad: Settings of windows and answers.
+        tokens: Settings of CoNLL files.
+    """
 
     name: str
     task: str
@@ -40,12 +50,12 @@ class BenchTask:
 
     @property
     def is_percent(self) -> bool:
-        """Whether its metric goes to 100, as SQuAD's program has it."""
+        """Whether the task's metric is in percent, as SQuAD's program has it."""
         return self.task.startswith("squad")
 
 
 def list_tasks(data: Path, work: Path) -> dict[str, BenchTask]:
-    """The tasks by name; files that have to be cut are written to `work`."""
+    """Returns the tasks by name. Files that have to be cut in two are written to `work`."""
     uner = TokenSettings(token_column=1, tag_column=2)
     squad = data / "squad"
     tasks = [
@@ -73,7 +83,7 @@ def list_tasks(data: Path, work: Path) -> dict[str, BenchTask]:
 
 
 def cut_sentences(source: Path, work: Path) -> tuple[Path, Path]:
-    """A CoNLL file as one to train on and one to validate on, by the ids of its sentences."""
+    """Cuts a CoNLL file by the ids of its sentences: one to train on, one to validate on."""
     cut: dict[bool, list[str]] = {False: [], True: []}
     for sentence in _read(source).strip().split("\n\n"):
         [name] = [line for line in sentence.split("\n") if line.startswith("# sent_id = ")]
@@ -82,12 +92,15 @@ def cut_sentences(source: Path, work: Path) -> tuple[Path, Path]:
 
 
 def is_held_out(sentence_id: str) -> bool:
-    """Whether a sentence is validated on: one of five."""
+    """Returns whether a sentence is validated on: one of five is, by the hash of its id."""
     return blake2b(sentence_id.encode(), digest_size=1).digest()[0] % 5 == 0
 
 
 def cut_articles(source: Path, work: Path) -> tuple[Path, Path]:
-    """Files to train and to validate on; this has every fourth title in order, from the first."""
+    """Cuts a SQuAD file in two: one to train on, one to validate on.
+
+    The second has every fourth article, in the order of titles, from the first one.
+    """
     content = json.loads(_read(source))
     held_out = set(sorted(article["title"] for article in content["data"])[::4])
     cut: dict[bool, list[Any]] = {False: [], True: []}

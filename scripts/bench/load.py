@@ -56,7 +56,10 @@ NUM_INSTANCES = 1_500_000
 
 
 def refuse_small(dataset: Dataset, seq_len: int, copies: int = 1) -> None:
-    """ValueError where a reader could keep all data in its own memory; says how many copies do."""
+    """Raises ValueError if a reader could keep all data in its own memory.
+
+    The message says how many copies of the data are enough.
+    """
     found = copies * sum(shard.num_bytes for shard in _train_shards(dataset, seq_len))
     if found <= Reading.buffer_bytes:
         enough = -(-copies * (Reading.buffer_bytes + 1) // max(1, found))
@@ -69,7 +72,7 @@ def refuse_small(dataset: Dataset, seq_len: int, copies: int = 1) -> None:
 
 
 def copy_shards(dataset: Dataset, seq_len: int, copies: int, folder: Path) -> Dataset:
-    """A dataset whose passes of one length are several times those of another, byte for byte."""
+    """Writes a dataset with several copies of the train shards of one length, as further passes."""
     found, num_passes = _train_shards(dataset, seq_len), dataset.num_passes("train", seq_len)
     shards, tables = [], []
     for copy in range(copies):
@@ -103,7 +106,7 @@ def _train_shards(dataset: Dataset, seq_len: int) -> list[Shard]:
 
 
 def read_blocks(dataset: Dataset, seq_len: int) -> Iterator[Any]:
-    """A column of blocks read in long requests, checked by crc32 and decoded; no more."""
+    """Yields a column of each block. Blocks are read in long requests, checked and decoded only."""
     for shard in _train_shards(dataset, seq_len):
         table, per_read = dataset.blocks(shard), 64
         for first in range(0, len(table), per_read):
@@ -114,14 +117,14 @@ def read_blocks(dataset: Dataset, seq_len: int) -> Iterator[Any]:
 
 
 def read_through(dataset: Dataset, seq_len: int) -> None:
-    """Reads all shards of a length once."""
+    """Reads all train shards of a length once."""
     for shard in _train_shards(dataset, seq_len):
         for start in range(0, shard.num_bytes, 2**23):
             dataset.read_bytes(shard.name, start, min(start + 2**23, shard.num_bytes))
 
 
 def read_ours(dataset: Dataset, seq_len: int, batch: int, kind: str) -> Iterator[Any]:
-    """Steps of one micro-batch each."""
+    """Yields one column of each step of our loader; a step is one micro-batch."""
     size, cpu = batch * seq_len, torch.device("cpu")
     steps = planned_steps(
         dataset,
@@ -146,7 +149,7 @@ def read_ours(dataset: Dataset, seq_len: int, batch: int, kind: str) -> Iterator
 
 
 def rest() -> float:
-    """CPU seconds of this process, read as soon as it has used less than 1 ms of them in 50 ms."""
+    """Waits until this process uses less than 1 ms of CPU in 50 ms, and returns its CPU seconds."""
     last = time.process_time()
     while True:
         time.sleep(0.05)
@@ -156,11 +159,18 @@ def rest() -> float:
 
 
 def measure(batches: Callable[[], Iterator[Any]], num_instances: int) -> dict[str, float]:
-    """Instances and CPU seconds of at least num_instances after a first batch, in many epochs.
+    """Measures how long batches with at least `num_instances` take, over as many epochs as needed.
 
-    The clock starts and stops when threads that read ahead have come to rest, so that as much is
-    read in between as is delivered: else what a loader of a long run does once, filling its
-    read-ahead, would weigh on a short measurement.
+    The first batch is not counted. The clock starts and stops when the threads that read ahead have
+    come to rest, so that as much is read in between as is delivered. Otherwise the filling of the
+    read-ahead, which a long run does once, would weigh on a short measurement.
+
+    Args:
+        batches: Returns the batches of an epoch.
+        num_instances: The least number of instances.
+
+    Returns:
+        "instances", "cpu_seconds" and "seconds" (wall time).
     """
     stream = itertools.chain.from_iterable(batches() for _ in itertools.count())
     next(stream)
@@ -172,7 +182,7 @@ def measure(batches: Callable[[], Iterator[Any]], num_instances: int) -> dict[st
 
 
 def run_kind(kind: str, batch: int, options: argparse.Namespace) -> float:
-    """Instances per CPU-second of one kind, in a process of its own."""
+    """Returns the instances per CPU-second of one kind, measured in a process of its own."""
     command = [sys.executable, "-m", "scripts.bench.load", "--data", str(options.data)]
     command += ["--run", kind, "--seq_len", str(options.seq_len), "--batches", str(batch)]
     ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
@@ -194,7 +204,7 @@ def compare(batch: int, options: argparse.Namespace) -> None:
 
 
 def describe() -> dict[str, Any]:
-    """What the numbers were measured with."""
+    """Returns what the numbers were measured with: date, commit, load, versions and hardware."""
     versions = {name: version(name) for name in ("numpy", "pyarrow", "torch", "webdataset")}
     load = round(os.getloadavg()[0], 1)
     return {

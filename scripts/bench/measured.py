@@ -1,4 +1,4 @@
-"""What every benchmark says of the machine and of its runs, and how CPU seconds are measured."""
+"""Holds what benchmarks share: their line of results, statistics, CPU seconds and documents."""
 
 import json
 import platform
@@ -13,7 +13,14 @@ from scripts.checkout import commit
 
 
 def print_result(benchmark: str, config: object, packages: Iterable[str], **found: Any) -> None:
-    """One JSON line: where and with what it was measured, then what was found."""
+    """Prints the result of a benchmark as one JSON line.
+
+    Args:
+        benchmark: The name of the benchmark.
+        config: What was measured, such as sizes and flags.
+        packages: The packages whose versions the line has.
+        found: The numbers that were measured.
+    """
     result = {
         "benchmark": benchmark,
         "commit": commit(),
@@ -26,7 +33,7 @@ def print_result(benchmark: str, config: object, packages: Iterable[str], **foun
 
 
 def summarize(rates: Sequence[float], digits: int = 2) -> dict[str, Any]:
-    """Number, median and spread of the rates of several runs."""
+    """Returns the number, the median, and the least and greatest of the rates of several runs."""
     return {
         "n": len(rates),
         "median": round(float(np.median(rates)), digits),
@@ -35,14 +42,14 @@ def summarize(rates: Sequence[float], digits: int = 2) -> dict[str, Any]:
 
 
 def cpu_seconds(function: Callable[[], object]) -> float:
-    """CPU seconds of this process, all threads, that a call takes."""
+    """Returns the CPU seconds that a call takes, over all threads of this process."""
     start = time.process_time()
     function()
     return time.process_time() - start
 
 
 def iterate_documents(patterns: Sequence[str]) -> Iterator[str]:
-    """Cleaned texts of the documents of an input, empty ones left out."""
+    """Yields the cleaned texts of the documents in some files, without those that are empty."""
     # What reads documents is not on a machine that only trains.
     from pipeline.documents.parts import find_inputs, plan_parts
     from pipeline.documents.read import read_part
@@ -58,5 +65,5 @@ def iterate_documents(patterns: Sequence[str]) -> Iterator[str]:
 
 
 def read_documents(patterns: Sequence[str]) -> list[str]:
-    """All that `iterate_documents` gives."""
+    """Returns the texts of `iterate_documents` as a list."""
     return list(iterate_documents(patterns))

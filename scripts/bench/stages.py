@@ -1,9 +1,10 @@
-"""Runs a build and says what each of its stages took: wall, CPU of all processes, longest path.
+"""Runs a build and measures each of its stages: wall time, CPU of all processes, longest path.
 
-The processes are looked at in /proc several times a second (Linux only); a stage ends when the file
-is written that ends it. `path_seconds` is the CPU time of the launcher and of the worker with most
-of it: the wall time on cores that nobody else uses, but for waiting, and so what to compare on a
-machine that others use. The launcher's own children are in no path, as shells only wait.
+The processes are looked up in /proc several times a second (Linux only). A stage ends when the file
+that ends it is written. `path_seconds` is the CPU time of the launcher plus that of the busiest
+worker. On cores that nobody else uses it is the wall time without waiting, so it can be compared on
+a machine that others use. The launcher's own children are not counted in it: they are shells, which
+only wait.
 """
 
 import contextlib
@@ -24,9 +25,13 @@ _PEAK = re.compile(r"VmHWM:\s+(\d+) kB")
 
 @dataclass(frozen=True)
 class Stages:
-    """Wall time, most memory of one process, seconds of `STAGES` and the report.
+    """What a build took.
 
-    The start of Python and Beam counts as vocabulary.
+    Attributes:
+        seconds: The wall time.
+        peak_bytes: The most memory that one process had.
+        stages: For each of `STAGES` and for "report": "seconds", "cpu_seconds" and "path_seconds".
+            The start of Python and Beam counts as vocabulary.
     """
 
     seconds: float
@@ -36,7 +41,13 @@ class Stages:
 
 @dataclass(frozen=True)
 class _Sample:
-    """At a moment of `time.time()`: CPU seconds so far by pid, and the most memory of one."""
+    """One look at the processes of a build.
+
+    Attributes:
+        moment: The time, as `time.time()` returns it.
+        cpu: The CPU seconds that each process has used so far, by its id.
+        peak_bytes: The most memory that one process has had so far.
+    """
 
     moment: float
     cpu: dict[int, float]
@@ -44,7 +55,11 @@ class _Sample:
 
 
 def run_stages(command: Sequence[str], output: Path) -> Stages:
-    """Runs a command that builds into a new folder; CalledProcessError where it fails."""
+    """Runs a command that builds into a new folder.
+
+    Raises:
+        subprocess.CalledProcessError: The command failed.
+    """
     began = time.time()
     process = subprocess.Popen(
         command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

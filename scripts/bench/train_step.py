@@ -44,7 +44,7 @@ CPU = torch.device("cpu")
 
 
 def read_instances(dataset: Dataset, seq_len: int) -> Block:
-    """The train instances of the first shard of the first pass."""
+    """Returns the train instances of the first shard of the first pass."""
     [shard, *_] = dataset.shards("train", seq_len, 0)
     data, table = dataset.read_file(shard.name), dataset.blocks(shard)
     places = zip(table.offset.tolist(), table.size.tolist(), strict=True)
@@ -56,7 +56,18 @@ def read_instances(dataset: Dataset, seq_len: int) -> Block:
 def batches_of(
     block: Block, seq_len: int, size: int, count: int, fill: float | None
 ) -> list[MicroBatch]:
-    """Batches of neighbours in the dataset, or of those with a mean length nearest to `fill`."""
+    """Returns batches of neighbouring instances, or of instances chosen by their lengths.
+
+    Args:
+        block: The instances to choose from.
+        seq_len: The greatest length.
+        size: The number of instances of a batch.
+        count: The number of batches.
+        fill: The share of `seq_len` that the mean length should be near to; None takes neighbours.
+
+    Raises:
+        ValueError: There are too few instances.
+    """
     lengths, chosen, total = np.diff(block.offsets), list[int](), 0
     for index, length in enumerate(lengths.tolist()):
         before, after = total / max(1, len(chosen)), (total + length) / (len(chosen) + 1)
@@ -80,7 +91,7 @@ def batches_of(
 
 
 def fill_up(batch: MicroBatch, seq_len: int) -> MicroBatch:
-    """The same instances, each as long as seq_len: padding is computed, as in a padded model."""
+    """Returns the same instances with padding up to seq_len, which the model computes like text."""
     rows = pad_micro_batch(batch, seq_len)
     count = len(rows["input_ids"])
     return MicroBatch(
@@ -96,7 +107,7 @@ def fill_up(batch: MicroBatch, seq_len: int) -> MicroBatch:
 
 
 def predict_everywhere(batch: MicroBatch) -> MicroBatch:
-    """The head computes logits of all tokens, as transformers does."""
+    """Returns a batch whose head computes logits for all tokens, as that of transformers does."""
     count = len(batch.input_ids)
     every = torch.arange(count)
     return dataclasses.replace(batch, masked_positions=every, masked_labels=batch.input_ids.long())
@@ -105,7 +116,7 @@ def predict_everywhere(batch: MicroBatch) -> MicroBatch:
 def plain_step(
     model: BertForPreTraining, optimizer: torch.optim.Optimizer, batch: MicroBatch
 ) -> Tensor:
-    """A plain loop's step over our model."""
+    """Makes a step of a plain loop over our model, and returns its loss."""
     sums = forward_sums(model, batch, CPU)
     loss = sums.mlm_nll / len(batch.masked_labels) + sums.nsp_nll / len(batch.is_random_next)
     torch.autograd.backward(loss)
@@ -118,7 +129,7 @@ def plain_step(
 def transformers_step(
     model: Any, optimizer: torch.optim.Optimizer, rows: dict[str, Tensor]
 ) -> Tensor:
-    """A plain loop's step over transformers' model."""
+    """Makes a step of a plain loop over the model of transformers, and returns its loss."""
     loss: Tensor = model(**rows).loss
     torch.autograd.backward(loss)
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -130,7 +141,7 @@ def transformers_step(
 def torch_adamw(
     model: torch.nn.Module, lr: float = LEARNING_RATE, *, fused: bool | None = None
 ) -> torch.optim.AdamW:
-    """The optimizer of torch, with BERT's two groups."""
+    """Returns torch's AdamW with BERT's two groups: matrices decay, other parameters do not."""
     matrices = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
     others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
     groups = [{"params": matrices, "weight_decay": 0.01}, {"params": others, "weight_decay": 0.0}]
@@ -138,7 +149,7 @@ def torch_adamw(
 
 
 def twin_of(model: BertForPreTraining, attention: str | None = None) -> Any:
-    """BertForPreTraining of transformers with the same weights, in training mode."""
+    """Returns the BertForPreTraining of transformers with the same weights, in training mode."""
     settings = to_hf_config(model.config, 0)
     twin = transformers.BertForPreTraining(
         transformers.BertConfig(**settings, attn_implementation=attention)
@@ -151,7 +162,7 @@ def twin_of(model: BertForPreTraining, attention: str | None = None) -> Any:
 
 
 class Ours:
-    """Our step as the loop makes it: agreed counts, DeepSpeed around the model, our optimizer."""
+    """Makes steps as our training loop does: with counts that ranks agree on, and DeepSpeed."""
 
     def __init__(self, model: BertForPreTraining, ranks: Ranks, zero_stage: int = 0) -> None:
         self._ranks, self._optimizer = ranks, AdamW(model.named_parameters())
@@ -161,14 +172,17 @@ class Ours:
         )
 
     def step(self, batch: MicroBatch) -> float:
-        """Makes a step; its loss."""
+        """Makes a step and returns its loss."""
         counts = agree_on_step(self._ranks, [batch], 0.0, must_stop=False)
         sums = train_step(self._engine, self._ranks, [batch], counts)
         return float(sums[0] / counts.masked + sums[1] / counts.instances)
 
 
 def take_turns(steps: dict[str, Callable[[int], object]], rounds: int) -> dict[str, list[float]]:
-    """CPU seconds of each step in each round, after one round that is not counted."""
+    """Returns the CPU seconds of every kind of step in each round, the kinds taking turns.
+
+    The first round is not counted.
+    """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(-1, rounds):
         for name, step in steps.items():
@@ -179,12 +193,12 @@ def take_turns(steps: dict[str, Callable[[int], object]], rounds: int) -> dict[s
 
 
 def ratios(seconds: dict[str, list[float]], over: str, under: str) -> dict[str, Any]:
-    """Of one round each: the same batch, one after the other."""
+    """Returns how the CPU seconds of two kinds of steps compare, by the ratio in each round."""
     return summarize([a / b for a, b in zip(seconds[over], seconds[under], strict=True)], 3)
 
 
 def histogram(batches: Sequence[MicroBatch], seq_len: int) -> dict[str, Any]:
-    """How long the instances are, in eighths of seq_len."""
+    """Returns how long the instances are: the mean share of seq_len, and counts by eighths."""
     lengths = torch.cat([batch.cu_seqlens.diff() for batch in batches]).numpy()
     counts, _ = np.histogram(lengths, bins=8, range=(1, seq_len + 1))
     return {
@@ -194,7 +208,7 @@ def histogram(batches: Sequence[MicroBatch], seq_len: int) -> dict[str, Any]:
 
 
 def compare_packing(block: Block, options: argparse.Namespace, vocab_size: int) -> None:
-    """Goal: packed / padded at most 0.65 at fill 0.5."""
+    """Compares packed batches with padded ones. The goal is 0.65 of the time at fill 0.5."""
     batches = batches_of(block, options.seq_len, options.batch, options.rounds, 0.5)
     padded = [fill_up(batch, options.seq_len) for batch in batches]
     model = build_model(preset(options.model, vocab_size=vocab_size), 0).train()
@@ -218,7 +232,7 @@ def compare_packing(block: Block, options: argparse.Namespace, vocab_size: int) 
 
 
 def compare_plain(block: Block, options: argparse.Namespace, vocab_size: int, ranks: Ranks) -> None:
-    """Goal: our step at most 1.05 of a plain loop's."""
+    """Compares our step with that of a plain loop. The goal is at most 1.05 of its time."""
     batches = batches_of(block, options.seq_len, options.batch, options.rounds, None)
     config = preset(options.model, vocab_size=vocab_size)
     plain = build_model(config, 0).train()
@@ -238,7 +252,10 @@ def compare_plain(block: Block, options: argparse.Namespace, vocab_size: int, ra
 def compare_peer(
     block: Block, options: argparse.Namespace, vocab_size: int, ranks: Ranks, fill: float | None
 ) -> None:
-    """Goal: at least 1.5 times the real tokens of transformers at natural fill."""
+    """Compares our real tokens per second with those of transformers.
+
+    The goal is at least 1.5 times as many at the natural fill.
+    """
     batches = batches_of(block, options.seq_len, options.batch, options.rounds, fill)
     config = preset(options.model, vocab_size=vocab_size)
     twin = twin_of(build_model(config, 0))
@@ -278,7 +295,7 @@ def compare_peer(
 def compare_losses(
     dataset: Dataset, options: argparse.Namespace, vocab_size: int, ranks: Ranks
 ) -> None:
-    """Goal: no loss of 200 steps farther than 1e-3 from the other loop's."""
+    """Compares 200 losses with those of transformers' loop. The goal is a difference below 1e-3."""
     block, size, steps = read_instances(dataset, 128), 8, 200
     batches = batches_of(block, 128, size, steps, None)
     config = preset("tiny", vocab_size=vocab_size, hidden_dropout=0.0, attention_dropout=0.0)
@@ -295,7 +312,7 @@ def compare_losses(
 
 
 def report(comparison: str, options: argparse.Namespace, **found: Any) -> None:
-    """One line."""
+    """Prints a result as one line."""
     config = {
         "model": options.model,
         "seq_len": options.seq_len,
@@ -309,7 +326,7 @@ def report(comparison: str, options: argparse.Namespace, **found: Any) -> None:
 def comparisons(
     options: argparse.Namespace, ranks: Ranks
 ) -> Iterator[tuple[str, Callable[[], None]]]:
-    """What can be compared, by name."""
+    """Yields the comparisons: the name of each, and a function that makes it."""
     dataset = open_dataset(options.data)
     vocab_size, block = dataset.manifest.vocab_size, read_instances(dataset, options.seq_len)
     yield "packing", lambda: compare_packing(block, options, vocab_size)
@@ -320,7 +337,7 @@ def comparisons(
 
 
 def main() -> None:
-    """Compares."""
+    """Makes the comparisons that the command line names."""
     parser = make_parser(__doc__)
     parser.add_argument("--data", required=True, help="dataset with lengths 128 and --seq_len")
     parser.add_argument("--seq_len", type=int, default=512)

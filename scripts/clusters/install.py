@@ -36,7 +36,15 @@ _KEPT_DAYS = 7
 
 @dataclass(frozen=True)
 class Engine:
-    """What to install: all of `wanted` decides what; `needs` is a program that must be there."""
+    """Something to install.
+
+    Attributes:
+        name: Its name.
+        wanted: Everything that decides what is installed, such as versions. If it changes, the
+            engine is installed anew.
+        needs: A program that must be on PATH.
+        make: Installs the engine into a folder.
+    """
 
     name: str
     wanted: str
@@ -45,23 +53,23 @@ class Engine:
 
     @property
     def folder(self) -> Path:
-        """Where it lies, or will."""
+        """The folder that the engine is or will be installed in."""
         return home() / f"{self.name}-{_digest(self.wanted)}"
 
     @property
     def is_installed(self) -> bool:
-        """Whether it is whole."""
+        """Whether the engine was installed to the end."""
         return (self.folder / ".installed").exists()
 
 
 def home() -> Path:
-    """The folder of all engines: the user's own, as what lies there is run."""
+    """Returns the folder of all engines: in the user's home, because its programs are run."""
     own = Path.home() / ".cache" / "beambert-engines"
     return Path(os.environ.get("BEAMBERT_ENGINES") or own).absolute()
 
 
 def engines() -> dict[str, Engine]:
-    """All of them, by name; those that take longest come first."""
+    """Returns all engines by name. Those that take longest to install are first."""
     python = ".".join(map(str, sys.version_info[:2]))
     pinned = f"python {python}\n" + (ROOT / "constraints.txt").read_text()
     packages = worker_packages()
@@ -87,7 +95,11 @@ def engines() -> dict[str, Engine]:
 
 
 def install(engine: Engine) -> str:
-    """Makes an engine's folder where it is not there yet, or a RuntimeError; what was done."""
+    """Installs an engine if it is not installed yet, and returns a line about what was done.
+
+    Raises:
+        RuntimeError: A program that the installation needs is not on PATH.
+    """
     home().mkdir(parents=True, exist_ok=True)
     with (home() / f".{engine.folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # another run may be making it
@@ -108,7 +120,10 @@ def install(engine: Engine) -> str:
 
 
 def find_code() -> Path:
-    """A folder with the wheel of this checkout, for PYTHONPATH of a worker; made where needed."""
+    """Returns a folder with the wheel of this checkout, for the PYTHONPATH of workers.
+
+    The wheel is built if there is none of these sources yet.
+    """
     sources = _source_files()
     digest = _digest("".join(f"{each.relative_to(ROOT)}\n{each.read_text()}" for each in sources))
     folder = home() / "code" / digest
@@ -123,7 +138,7 @@ def find_code() -> Path:
 
 
 def worker_packages() -> list[str]:
-    """What our wheel with [pipeline] depends on, and what builds the wheel."""
+    """Returns the requirements of our wheel with [pipeline], and of building the wheel."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     project = settings["project"]
     needed = [*project["dependencies"], *project["optional-dependencies"]["pipeline"]]

@@ -1,4 +1,4 @@
-"""Commands and settings as docs/runners.md prints them: what is tested is what is printed."""
+"""Reads commands and settings from docs/runners.md, so that what it prints is what is tested."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,11 @@ _BLOCK = re.compile(r"```(\w+)\n(.*?)```", re.DOTALL)
 
 
 def read_block(section: str, word: str) -> str:
-    """The one block of code below a heading that has a word."""
+    """Returns the block of code in a section of the page that contains a word.
+
+    Raises:
+        ValueError: No block of the section contains the word, or several do.
+    """
     parts = re.split(r"^## (.+)\n", PAGE.read_text(), flags=re.MULTILINE)
     text = dict(zip(parts[1::2], parts[2::2], strict=True)).get(section, "")
     found = [code for _, code in _BLOCK.findall(text) if word in code]
@@ -22,7 +26,15 @@ def read_block(section: str, word: str) -> str:
 
 
 def fill_in(command: str, values: Mapping[str, object]) -> str:
-    """A printed command with places of this machine; ValueError where it names none such."""
+    """Returns a printed command with the places of this machine.
+
+    Args:
+        command: The command as the page prints it.
+        values: By what is printed, what replaces it.
+
+    Raises:
+        ValueError: The command does not contain one of the printed places.
+    """
     for printed, own in values.items():
         if printed not in command:
             raise ValueError(f"{PAGE}: expected {printed!r} in the command {command!r}")

@@ -1,4 +1,4 @@
-"""Programs that end with a block: each has a log, and is stopped by its process group."""
+"""Runs programs for the length of a `with` block. Each has a log and a process group."""
 
 import contextlib
 import os
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 DEADLINE_SECONDS = 600.0
-"""Not a claim: only what hangs takes as long."""
+"""How long a program may take to be ready. Only a program that hangs takes as long."""
 
 
 @contextlib.contextmanager
@@ -21,10 +21,18 @@ def running(
     is_ready: Callable[[str], bool],
     environment: Mapping[str, str],
 ) -> Iterator[int]:
-    """A program that is ready by what NAME.log says, until the block is left; its process id.
+    """Runs a program until the block is left, and yields its process id when it is ready.
+
+    Args:
+        name: The name of the program. Its log is NAME.log.
+        command: The command, for bash.
+        folder: The folder of the log, in which the command is run.
+        is_ready: Returns whether the program is ready, from the text of its log so far.
+        environment: Further variables of the environment.
 
     Raises:
-        RuntimeError: It ended, or was not ready in time; with the end of its log.
+        RuntimeError: The program ended, or was not ready in time. The message has the end of its
+            log.
     """
     log = folder / f"{name}.log"
     with log.open("wb") as file:
@@ -61,7 +69,7 @@ def _wait_until_ready(
 
 
 def listens(port: int) -> Callable[[str], bool]:
-    """Whether something listens at a port of this machine, whatever its log says."""
+    """Returns an `is_ready` of `running` that asks whether something listens at a local port."""
 
     def answers(_: str) -> bool:
         with contextlib.suppress(OSError), socket.create_connection(("localhost", port), timeout=1):
@@ -72,5 +80,5 @@ def listens(port: int) -> Callable[[str], bool]:
 
 
 def says(words: str) -> Callable[[str], bool]:
-    """Whether the log has these words."""
+    """Returns an `is_ready` of `running` that asks whether the log contains these words."""
     return lambda said: words in said
