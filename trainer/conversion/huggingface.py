@@ -101,7 +101,8 @@ def to_hf_state(
 ) -> dict[str, Tensor]:
     """Returns our parameters under the names of transformers.
 
-    Copies for the tied decoder are left out, as transformers does in safetensors.
+    The decoder is tied to the embeddings, so its weights are not copied, as in the safetensors
+    files of transformers.
 
     Args:
         state: All parameters of the model, by our names.

@@ -306,7 +306,7 @@ def _refuse_other_weights(weights: Mapping[str, Tensor], config: BertConfig, whe
 
 
 def _open_folder(folder: str) -> OpenedModel:
-    """Opens a model folder that no run wrote: an export, or a model that was trained elsewhere.
+    """Opens a folder that is no run: an export, or a model that was trained elsewhere.
 
     Raises:
         FileNotFoundError: The folder holds no model.
