@@ -90,7 +90,7 @@ class Recorded:
             mixture=self.mixture, settings=self.settings, guard=guard, must_stop=False,
             watchdog=SimpleNamespace(beat=lambda *_: None), wait_policy=WaitPolicy(),
             ranks=SimpleNamespace(rank=0, world_size=1, device=torch.device("cpu")),
-            position=Position(), step_started=0.0,
+            position=Position(), step_started=0.0, left_out=None,
         )  # fmt: skip
         saved = [run.position]
         anomalies, rows = [], {}
