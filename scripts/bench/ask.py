@@ -1,9 +1,9 @@
 """Times `trainer ask` on a simulated run: `python -m scripts.bench.ask`.
 
-The dataset has the tables of all its shards. Each pass has one real file, which all its shards link
-to, so that any of them can be read. The run has a metrics.jsonl of all its steps, of the size that
-rows have. The answer without an index would read every block: one pass's file is read that way, and
-its seconds are multiplied by the number of shards.
+The dataset has the tables of all its shards. The first shard of each pass is a file of its own, and
+the others link to 16 files, so that any of them can be read. The run has a metrics.jsonl of all its
+steps, of the size that rows have. The answer without an index would read every block: one shard is
+read that way, and its seconds are multiplied by the number of shards.
 """
 
 import argparse
@@ -49,6 +49,8 @@ DOCUMENTS = 20_000
 """Documents of a bucket."""
 ROW_BYTES = 800
 """Bytes of a row of metrics.jsonl."""
+VARIANTS = 16
+"""Different files that stand for the shards of all buckets but the first."""
 SPECIALS = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4}
 SEAL = Seal(DOCUMENTS, DOCUMENTS * 700, f"{1:032x}")
 
@@ -76,22 +78,26 @@ def make_block(rng: np.random.Generator, num_buckets: int) -> Block:
 
 
 def write_simulated_dataset(folder: Path, passes: int, buckets: int, blocks: int) -> None:
-    """Writes the tables of all shards, and one file for each pass that its shards link to."""
+    """Writes the tables of all shards, and the files that the shards are or link to."""
     rng = np.random.default_rng(1)
     shards: list[Shard] = []
     tables: list[BlockTable] = []
-    for pass_index in range(passes):
-        first = shard_name("train", SEQ_LEN, pass_index, 0)
+
+    def pack(name: str) -> tuple[Shard, BlockTable]:
         content = [make_block(rng, buckets) for _ in range(blocks)]
-        tar, shard, table = pack_shard(content, "train", SEQ_LEN, pass_index, first, 4, SEAL)
-        path = folder / first
-        path.parent.mkdir(parents=True)
-        path.write_bytes(tar)
+        tar, shard, table = pack_shard(content, "train", SEQ_LEN, 0, name, 4, SEAL)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(tar)
+        return shard, table
+
+    variants = [pack(f"variant-{number}.tar") for number in range(VARIANTS)]
+    for pass_index in range(passes):
         for bucket in range(buckets):
             name = shard_name("train", SEQ_LEN, pass_index, bucket)
+            shard, table = pack(name) if bucket == 0 else variants[bucket % VARIANTS]
             if bucket:
-                (folder / name).symlink_to(path.name)
-            shards.append(replace(shard, name=name))
+                (folder / name).symlink_to(folder / shard.name)
+            shards.append(replace(shard, name=name, pass_index=pass_index))
             tables.append(table)
     vocabulary = Vocabulary(
         ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{n}" for n in range(VOCAB_SIZE - 5)))

@@ -16,6 +16,7 @@ from trainer.checkpoints.files import STATE, read_state, step_of
 from trainer.checkpoints.store import CheckpointStore
 from trainer.runs.run_folder import REMEDY, RunFolder
 from trainer.settings import Phase, PretrainSettings
+from trainer.stream.left_out import LeftOutDocuments
 from trainer.stream.order.source import Mixture, WeightedDataset, parse_entries
 from trainer.stream.order.state import StreamState, parse_state
 from trainer.watch.fetch_run import fetched_runs
@@ -36,6 +37,7 @@ class AskedRun:
         checkpoints: The steps of its checkpoints, ascending.
         states: The states of its streams in the newest checkpoint, by the length in digits.
         trunk: The run that this run continues, and the step from which on; None if there is none.
+        left_out: The documents whose instances the run leaves out; None if there are none.
     """
 
     name: str
@@ -46,6 +48,7 @@ class AskedRun:
     checkpoints: list[int]
     states: Mapping[str, StreamState]
     trunk: tuple[str, int] | None
+    left_out: LeftOutDocuments | None = None
 
     @cached_property
     def refused(self) -> dict[int, Anomaly]:
@@ -63,7 +66,10 @@ class AskedRun:
 
 @contextlib.contextmanager
 def opened_run(
-    name: str, data: Sequence[str] = (), options: Mapping[str, Any] | None = None
+    name: str,
+    data: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+    cache_dir: str | None = None,
 ) -> Iterator[AskedRun]:
     """Yields a run; files of a run at a URL are copied to this machine as long as the block lasts.
 
@@ -71,6 +77,7 @@ def opened_run(
         name: The folder of the run, or its --checkpoint.url.
         data: URLs of the datasets, if they were moved.
         options: Options of the filesystems of the run and the datasets.
+        cache_dir: The folder of the index from documents to instances; None for the default.
 
     Raises:
         FileNotFoundError: There is no run, or a dataset is gone.
@@ -82,6 +89,7 @@ def opened_run(
         settings = decisive_settings(run.read_config(), f"{name}/config.yaml")
         checkpoints, states = _read_checkpoints(CheckpointStore(name, options))
         trunk = facts.get("trunk")
+        documents = run.read_left_out()
         yield AskedRun(
             name=name,
             settings=settings,
@@ -91,6 +99,7 @@ def opened_run(
             checkpoints=checkpoints,
             states=states,
             trunk=(str(trunk["run"]), int(trunk["step"])) if trunk else None,
+            left_out=LeftOutDocuments(documents, cache_dir) if documents else None,
         )
 
 

@@ -104,10 +104,21 @@ def open_stream(run: AskedRun, seq_len: int) -> AskedStream:
         FileNotFoundError: A dataset lacks a pass that the run has read.
         ValueError: A dataset has no such instances, or others than the run has read.
     """
+    try:
+        return _open_stream(run, seq_len)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"{run.name} has read more passes of length {seq_len} than its datasets hold now;"
+            f" restore them, or build them again ({error})"
+        ) from error
+
+
+def _open_stream(run: AskedRun, seq_len: int) -> AskedStream:
+    """Opens a stream; a FileNotFoundError is about a pass that is not there."""
     settings = run.settings
     phases = settings.phases_of(seq_len)
     made = run.made.of_phases(phases)
-    passes = _known_passes(run, seq_len, made)
+    passes = KnownPasses(run.mixture, "train", seq_len, NO_WAIT, run.left_out)
     saved = run.states.get(str(seq_len))
     if saved is None:
         num_lanes = default_num_lanes(
@@ -116,32 +127,16 @@ def open_stream(run: AskedRun, seq_len: int) -> AskedStream:
             block_instances(seq_len),
         )
         saved = passes.state(0, settings.seed, num_lanes)
+    passes.wait_for(saved.position)
     _refuse_other_data(run, passes, saved)
     stretches = [*saved.skipped, *settings.skipped(*phases)]
     stretches += [stretch for phase, stretch in rollbacks(run.anomalies) if phase in phases]
-    skipped = merge_stretches(_without_contradicted(stretches, made))
-    return AskedStream(run, seq_len, passes, replace(saved, skipped=skipped), made)
-
-
-def _known_passes(run: AskedRun, seq_len: int, made: MadeSteps) -> KnownPasses:
-    """Returns the passes of the run's datasets, at least those that the steps have read.
-
-    Raises:
-        FileNotFoundError: A dataset lacks a pass that the run has read.
-    """
-    end = 0
+    state = replace(saved, skipped=merge_stretches(_without_contradicted(stretches, made)))
     if len(made):
-        end = int(made.position[-1]) + run.settings.phases[int(made.phase[-1])].global_batch
-    saved = run.states.get(str(seq_len))
-    try:
-        passes = KnownPasses(run.mixture, "train", seq_len, NO_WAIT)
-        passes.wait_for(max(end, saved.position if saved else 0))
-    except FileNotFoundError as error:
-        raise FileNotFoundError(
-            f"{run.name} has read more passes of length {seq_len} than its datasets hold now;"
-            " restore them, or build them again"
-        ) from error
-    return passes
+        # The last step may end past positions that do not exist, in a pass that none begins in.
+        global_batch = settings.phases[int(made.phase[-1])].global_batch
+        passes.next_stretches(state, int(made.position[-1]), global_batch, may_wait=True)
+    return AskedStream(run, seq_len, passes, state, made)
 
 
 def rollbacks(anomalies: Sequence[Anomaly]) -> list[tuple[int, Stretch]]:

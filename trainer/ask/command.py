@@ -36,7 +36,7 @@ def answer(settings: AskSettings) -> None:
             f"{settings.run} is no folder of this machine: --output says which file the page goes"
             " to"
         )
-    with opened_run(settings.run, settings.data, options) as run:
+    with opened_run(settings.run, settings.data, options, settings.cache_dir) as run:
         records = _answer(run, settings, options)
         if settings.format == "html":
             page = render_answer(settings.run, _describe(settings), records)

@@ -9,7 +9,7 @@ from typing import Any
 from pipeline.storage.faults import reread_damaged
 from pipeline.storage.folder import Folder
 from pipeline.storage.local import replace_file, scratch_folder
-from trainer.runs.run_folder import CONFIG, RUN_FACTS, RunFolder
+from trainer.runs.run_folder import CONFIG, LEFT_OUT, RUN_FACTS, RunFolder
 
 
 @contextlib.contextmanager
@@ -61,6 +61,8 @@ def _fetch(store: Folder, run: RunFolder) -> None:
             read = partial(store.read, name)
             data = reread_damaged(read, is_local=False, is_expected=True)
             replace_file(run.path / name, data)
+        if store.exists(LEFT_OUT):
+            replace_file(run.left_out, store.read(LEFT_OUT))
     except FileNotFoundError as error:
         found = f"{store.url} holds no run: {name} is missing"
         cure = "give the --checkpoint.url of a pretrain command"
