@@ -208,7 +208,8 @@ def _universal_files(opened: Any, files: Mapping[str, bytes]) -> dict[str, bytes
         ValueError: There is no checkpoint on this machine, or it has no moments that DeepSpeed's
             optimizers could use.
     """
-    from trainer.checkpoints.read import COMMITTED, read_state, read_states
+    from trainer.checkpoints.files import COMMITTED, read_state
+    from trainer.checkpoints.read import read_states
     from trainer.conversion.names import WEIGHTS
     from trainer.conversion.universal import universal_files
 

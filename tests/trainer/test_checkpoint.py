@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tests.trainer.test_uploads import Trained
 from tests.trainer.tiny_run import BERT, WITHOUT_DROPOUT
 from tests.trainer.two_ranks import random_micro_batch, run_ranks
-from trainer.checkpoints import read
+from trainer.checkpoints import files, read
 from trainer.checkpoints.write import take_snapshot, write_snapshot
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.train_step import agree_on_step, grad_norm, seed_dropout, train_step
@@ -177,7 +177,7 @@ def test_files_say_what_they_are(launches, stage):
     assert {file.name for file in path.iterdir()} == names
     weights = read.read_weights(path)
     assert set(weights) == {name for name, _ in build_model(BERT, seed=0).named_parameters()}
-    pieces = read.read_state(path)["fragments"]
+    pieces = files.read_state(path)["fragments"]
     tensors = {file: load_file(path / file) for file in pieces}
     for name, weight in weights.items():
         parts = [tensors[file][f"fp32/{name}"] for file, held in pieces.items() if name in held]
@@ -189,7 +189,7 @@ def test_an_unfinished_save_is_never_the_newest(launches, tmp_path):
     shutil.copytree(tmp_path / STEP, tmp_path / "step-00000006")
     (tmp_path / "step-00000006" / "COMMITTED").unlink()
     (tmp_path / "step-00000009.tmp").mkdir()
-    finished, unfinished = read.find_checkpoints(tmp_path)
+    finished, unfinished = files.find_checkpoints(tmp_path)
     assert finished == [tmp_path / STEP]
     assert [path.name for path in unfinished] == ["step-00000006", "step-00000009.tmp"]
 
@@ -198,7 +198,7 @@ def write_state(path, content):
     """Changes state.json, of which COMMITTED then speaks."""
     (path / "state.json").write_bytes(content)
     marker = json.loads((path / "COMMITTED").read_bytes())
-    marker["files"]["state.json"] = read.describe_file(path / "state.json")
+    marker["files"]["state.json"] = files.describe_file(path / "state.json")
     (path / "COMMITTED").write_text(json.dumps(marker))
 
 
@@ -216,10 +216,10 @@ def test_a_damaged_marker_or_state_is_named(launches, tmp_path, name, content, m
     path = shutil.copytree(launches / "alone" / STEP, tmp_path / STEP)
     write_state(path, content) if name == "state.json" else (path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        read.read_state(path)
+        files.read_state(path)
     (path / "COMMITTED").unlink()
     with pytest.raises(ValueError, match="COMMITTED is missing"):
-        read.read_state(path)
+        files.read_state(path)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from pipeline.storage.folder import Folder
 from pipeline.storage.local import TEMPORARY_MARK, make_durable
 from tests.trainer.test_uploads import Trained
-from trainer.checkpoints.read import COMMITTED, remove_folders
+from trainer.checkpoints.files import COMMITTED, remove_folders
 from trainer.checkpoints.store import CheckpointStore
 
 STEP = "step-00000001"

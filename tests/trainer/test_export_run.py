@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 
 from tests.trainer.google_model import CONFIG, VOCAB
-from trainer.checkpoints.read import describe_file
+from trainer.checkpoints.files import describe_file
 from trainer.checkpoints.store import CheckpointStore
 from trainer.checkpoints.write import CheckpointSaver
 from trainer.cli import main

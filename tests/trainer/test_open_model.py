@@ -15,7 +15,8 @@ from tests.trainer.tiny_run import train_tiny_run
 from tokenizer.export import build_tokenizer
 from tokenizer.vocab import parse_vocab
 from tokenizer.word_rule import UNCASED
-from trainer.checkpoints.read import describe_file, read_weights
+from trainer.checkpoints.files import describe_file
+from trainer.checkpoints.read import read_weights
 from trainer.cli import main
 from trainer.inference.open_model import open_model
 

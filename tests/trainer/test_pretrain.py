@@ -12,7 +12,7 @@ from pipeline.shards.dataset import open_dataset
 from tests.trainer import tiny_run
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import OURS, TINY, launch, meeting, rows_of
-from trainer.checkpoints.read import find_checkpoints
+from trainer.checkpoints.files import find_checkpoints
 from trainer.cli import COMMANDS
 from trainer.model.config import ModelSettings, num_parameters, preset
 from trainer.preflight.plan import checkpoint_bytes

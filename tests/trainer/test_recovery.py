@@ -14,7 +14,8 @@ import pytest
 
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import OURS, launch, meeting, rows_of, write_config
-from trainer.checkpoints.read import find_checkpoints, read_state, read_weights
+from trainer.checkpoints.files import find_checkpoints, read_state
+from trainer.checkpoints.read import read_weights
 from trainer.cli import main
 from trainer.process.stopping import STOPPED
 from trainer.settings import Phase

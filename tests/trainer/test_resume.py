@@ -7,7 +7,7 @@ import re
 import pytest
 
 from trainer.checkpoints import resume
-from trainer.checkpoints.read import COMMITTED, describe_file
+from trainer.checkpoints.files import COMMITTED, describe_file
 from trainer.checkpoints.resume import RunCheckpoints, copy_run, restore_run
 from trainer.checkpoints.store import RUN_FILES, CheckpointStore
 from trainer.process.ranks import Ranks

@@ -16,7 +16,7 @@ from tests.ports import free_port
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import write_config
 from tests.trainer.two_ranks import BIN, ROOT, launchers_environment
-from trainer.checkpoints.read import find_checkpoints
+from trainer.checkpoints.files import find_checkpoints
 from trainer.guards.watchdog import HUNG
 from trainer.process.stopping import is_launcher
 

@@ -10,7 +10,8 @@ from pipeline.shards.growing import WaitPolicy
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import OURS, SIZES, launch, meeting, rows_of, write_config
 from tokenizer.word_rule import UNCASED
-from trainer.checkpoints.read import find_checkpoints, read_weights
+from trainer.checkpoints.files import find_checkpoints
+from trainer.checkpoints.read import read_weights
 from trainer.cli import main
 from trainer.conversion.export import export_hf, load_hf
 from trainer.model.bert import build_model

@@ -14,7 +14,8 @@ from torch.nn import Linear
 from pipeline.storage import faults
 from pipeline.storage.faults import StorageError
 from pipeline.storage.folder import Folder
-from trainer.checkpoints.read import find_checkpoints, load_checkpoint, read_state
+from trainer.checkpoints.files import find_checkpoints, read_state
+from trainer.checkpoints.read import load_checkpoint
 from trainer.checkpoints.resume import RunCheckpoints, restore_run
 from trainer.checkpoints.store import RUN_FILES, CheckpointStore
 from trainer.checkpoints.write import CheckpointSaver

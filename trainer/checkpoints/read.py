@@ -12,19 +12,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from trainer.checkpoints.files import COMMITTED as COMMITTED
-from trainer.checkpoints.files import FORMAT as FORMAT
-from trainer.checkpoints.files import MODEL as MODEL
-from trainer.checkpoints.files import STATE as STATE
-from trainer.checkpoints.files import describe_file as describe_file
-from trainer.checkpoints.files import find_checkpoints as find_checkpoints
-from trainer.checkpoints.files import is_checkpoint as is_checkpoint
-from trainer.checkpoints.files import read_marker as read_marker
-from trainer.checkpoints.files import read_state as read_state
-from trainer.checkpoints.files import remove_folders as remove_folders
-from trainer.checkpoints.files import remove_old as remove_old
-from trainer.checkpoints.files import step_of as step_of
-from trainer.checkpoints.files import verify_file as verify_file
+from trainer.checkpoints.files import MODEL, read_state, verify_file
 from trainer.engine.zero import refresh_weights
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.process.ranks import Ranks, together

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.storage.local import replace_file
-from trainer.checkpoints.read import (
+from trainer.checkpoints.files import (
     COMMITTED,
     find_checkpoints,
     read_marker,

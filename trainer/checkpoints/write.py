@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pipeline.storage.faults import StorageError
 from pipeline.storage.local import make_durable, replace_file
-from trainer.checkpoints.read import (
+from trainer.checkpoints.files import (
     COMMITTED,
     FORMAT,
     MODEL,

@@ -28,7 +28,8 @@ from pipeline.storage.quoting import quote
 from tokenizer.export import build_tokenizer
 from tokenizer.vocab import Vocabulary, parse_vocab
 from tokenizer.word_rule import WordRule
-from trainer.checkpoints.read import MODEL, STATE, read_state, read_weights, step_of
+from trainer.checkpoints.files import MODEL, STATE, read_state, step_of
+from trainer.checkpoints.read import read_weights
 from trainer.checkpoints.resume import find_run, split_step
 from trainer.checkpoints.store import CHECKPOINTS, METRICS, CheckpointStore
 from trainer.conversion.export import parse_settings, read_json

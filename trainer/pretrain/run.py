@@ -10,7 +10,8 @@ from pipeline.shards.document_list import read_document_list, refuse_unknown
 from pipeline.shards.growing import WaitPolicy
 from pipeline.storage.folder import parse_storage_options
 from pipeline.storage.terminal import say
-from trainer.checkpoints.read import STATE, load_checkpoint, read_state, read_weights
+from trainer.checkpoints.files import STATE, read_state
+from trainer.checkpoints.read import load_checkpoint, read_weights
 from trainer.checkpoints.resume import RunCheckpoints, copy_run, find_run, restore_run, split_step
 from trainer.checkpoints.store import CheckpointStore
 from trainer.checkpoints.write import CheckpointSaver
