@@ -200,23 +200,23 @@ def _tabulate_spans(spans_of_steps: Sequence[Sequence[Span]]) -> _Spans:
 @lru_cache(maxsize=8)
 def _lay_end_to_end(order: StreamOrder, epochs: tuple[tuple[int, int], ...]) -> _EpochLine:
     """Lays epochs, given as (dataset, epoch), end to end in the order given."""
-    shards = []
-    bounds = []
+    shards_of_epochs = []
+    bounds_of_epochs = []  # where the shards of each epoch begin, counted from its start
     for dataset, epoch in epochs:
-        epoch_indices, epoch_bounds = epoch_shards(order, dataset, epoch)
-        shards.append(epoch_indices)
-        bounds.append(epoch_bounds)
-    epoch_bounds = np.cumsum([0, *(shard_bounds[-1] for shard_bounds in bounds)])
+        shards, shard_bounds = epoch_shards(order, dataset, epoch)
+        shards_of_epochs.append(shards)
+        bounds_of_epochs.append(shard_bounds)
+    epoch_bounds = np.cumsum([0, *(shard_bounds[-1] for shard_bounds in bounds_of_epochs)])
     shard_starts = [
         shard_bounds[:-1] + epoch_start
-        for shard_bounds, epoch_start in zip(bounds, epoch_bounds[:-1], strict=True)
+        for shard_bounds, epoch_start in zip(bounds_of_epochs, epoch_bounds[:-1], strict=True)
     ]
-    num_shards = [len(indices) for indices in shards]
+    num_shards = [len(shards) for shards in shards_of_epochs]
     dataset_of_epoch, epoch_number = np.array(epochs).T
     return _EpochLine(
         epoch_start=epoch_bounds[:-1],
         shard_bounds=np.concatenate([*shard_starts, epoch_bounds[-1:]]),
-        shard=np.concatenate(shards),
+        shard=np.concatenate(shards_of_epochs),
         dataset=np.repeat(dataset_of_epoch, num_shards),
         epoch=np.repeat(epoch_number, num_shards),
     )
