@@ -11,7 +11,7 @@ from trainer.cli import COMMANDS
 from trainer.finetune.glue import LAYOUTS
 from trainer.finetune.results import list_recipes
 from trainer.finetune.settings import FinetuneSettings, SquadSettings, TokenSettings, check_settings
-from trainer.finetune.table import KINDS
+from trainer.finetune.table import HEADS_AND_METRICS
 from trainer.finetune.task import TASKS, open_task
 
 ROOT = Path(__file__).parents[2]
@@ -49,7 +49,7 @@ def test_every_task_is_on_the_page_and_in_the_help(task):
     assert re.search(rf"\b{task}\b", FinetuneSettings.__doc__)
 
 
-@pytest.mark.parametrize("task", [*LAYOUTS, *KINDS])
+@pytest.mark.parametrize("task", [*LAYOUTS, *HEADS_AND_METRICS])
 def test_the_page_has_the_metrics_of_a_task_in_order(task):
     page = (DOCS / "finetuning.md").read_text()
     row = rf"^\| [^|]*`{task}`[^|]* \|[^|]*\| \*\*(\w+)\*\*(.*) \|$"

@@ -83,5 +83,5 @@ METRICS: Mapping[str, Callable[[Any, Any], float]] = {
 """The metrics of `PairTask`: by name, a function of the predictions and the labels of a file.
 
 "f1" is that of the class "1", as in GLUE. Which metrics a task has is said in
-`trainer.finetune.table.KINDS` and in `trainer.finetune.glue.LAYOUTS`.
+`trainer.finetune.table.HEADS_AND_METRICS` and in `trainer.finetune.glue.LAYOUTS`.
 """
