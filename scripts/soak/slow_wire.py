@@ -119,7 +119,7 @@ def measure_case(
 
 def seconds_of_step(output: Path) -> float:
     """Returns the median of the seconds of all steps but the first."""
-    return statistics.median(row["seconds"] for row in train_rows(output)[1:])
+    return float(statistics.median(row["seconds"] for row in train_rows(output)[1:]))
 
 
 def train_rows(output: Path) -> list[dict[str, Any]]:
