@@ -146,13 +146,24 @@ def write_simulated_run(folder: Path, data: Path, steps: int) -> None:
             file.write(f'{row:x<{ROW_BYTES - 3}}"}}\n')
 
 
-def ask(run: Path, cache: Path, *question: str) -> tuple[float, int]:
-    """Returns the wall seconds of a question, and the bytes of its answer."""
+def ask(run: Path, cache: Path, *question: str) -> dict[str, float]:
+    """Returns the wall and CPU seconds of a question, and the bytes of its answer."""
     command = [sys.executable, "-m", "trainer", "ask", str(run), *question]
     flags = ["--format", "jsonl", "--origins", "false", "--cache_dir", str(cache)]
     began = time.monotonic()
+    cpu_before = _cpu_of_children()
     done = subprocess.run([*command, *flags], check=True, stdout=subprocess.PIPE)
-    return round(time.monotonic() - began, 2), len(done.stdout)
+    return {
+        "seconds": round(time.monotonic() - began, 2),
+        "cpu_seconds": round(_cpu_of_children() - cpu_before, 2),
+        "bytes": len(done.stdout),
+    }
+
+
+def _cpu_of_children() -> float:
+    """Returns the CPU seconds of all programs that this one has started and that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> None:
@@ -170,9 +181,9 @@ def main() -> None:
         dataset = open_dataset(str(data))
         block = next(iter(read_blocks(dataset, dataset.all_shards[0])))
         document = f"{int(block.document_a[0]):016x}"
-        first_seconds, _ = ask(run, cache, "--document", document)
-        again_seconds, num_bytes = ask(run, cache, "--document", document)
-        step_seconds, _ = ask(run, cache, "--step", str(options.steps))
+        first = ask(run, cache, "--document", document)
+        again = ask(run, cache, "--document", document)
+        step = ask(run, cache, "--step", str(options.steps))
         peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
         began = time.monotonic()
         for block in read_blocks(dataset, dataset.all_shards[0]):
@@ -183,10 +194,9 @@ def main() -> None:
             vars(options),
             ("numpy", "pyarrow"),
             shards=options.passes * options.buckets,
-            document_seconds=first_seconds,
-            document_again_seconds=again_seconds,
-            document_answer_bytes=num_bytes,
-            step_seconds=step_seconds,
+            document=first,
+            document_again=again,
+            step=step,
             peak_megabytes=round(peak / 1e6),
             cache_megabytes=round(
                 sum(path.stat().st_size for path in cache.rglob("*.ids")) / 1e6, 2

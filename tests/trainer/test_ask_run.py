@@ -319,6 +319,7 @@ def test_reads_of_documents_are_those_of_every_block(run, capsys):
         assert record["as_a"] == sum(place[5] for place in of_document)
         assert record["as_random_b"] == sum(not place[5] for place in of_document)
         assert record["steps"] == len({place[0] for place in of_document})
+        assert record["is_left_out"] == (int(record["id"], 16) in run.left_out)
 
 
 def run_checkpoints(run):

@@ -337,6 +337,7 @@ def _describe_document(
         "id": document.id,
         **(asdict(origin) if origin else {}),
         "instances": num_instances,
+        "is_left_out": run.left_out is not None and _key(document)[1] in run.left_out.documents,
         "reads": len(steps),
         "steps": len(set(steps)),
         "as_a": sum(read.is_a for read in reads if read.step is not None),

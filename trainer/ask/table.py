@@ -111,7 +111,9 @@ def describe_origin(record: Record) -> str:
 def describe_reads(record: Record) -> list[tuple[str, str]]:
     """Returns what is known of the reads of a document, as pairs of a name and a text."""
     instances = f"in {record['instances']:,} train instances of the run's lengths"
-    if not record["instances"]:
+    if record["is_left_out"]:
+        instances += ", which this run leaves out"
+    elif not record["instances"]:
         instances += ": held out for validation, or left out by its source's weight"
     lines = [("held", instances)]
     if record["reads_before"]:
