@@ -235,8 +235,9 @@ class PretrainSettings:
         optimizer: The optimizer that updates the weights.
 
     Machine:
-        precision: The number format of weights and activations in forward and backward passes.
-            Gradients are summed, and weights updated, in 32 bits either way.
+        precision: The number format of weights and activations in forward and backward passes. null
+            lets the device decide: bf16 on a GPU that has it, otherwise fp32. Gradients are summed,
+            and weights updated, in 32 bits either way.
         zero_stage: The stage of ZeRO, with which DeepSpeed partitions the training over ranks: 0
             nothing, 1 the optimizer's state, 2 gradients as well, 3 weights as well (adamw only).
         deepspeed: A ds_config.json for settings that no flag and no --config file gives.
@@ -244,8 +245,8 @@ class PretrainSettings:
             changes no result.
         activation_checkpointing: Whether only each layer's input is kept for the backward pass,
             which then computes the other activations again. It saves memory and takes time.
-        compile: Whether torch.compile compiles the model around attention, once for all lengths. It
-            does not work with zero_stage 3.
+        compile: Whether torch.compile compiles the model around attention, once for all lengths.
+            null compiles in bf16 on a GPU. It does not work with zero_stage 3.
 
     Output:
         output: The run's folder, which holds settings, metrics and checkpoints.
@@ -277,14 +278,14 @@ class PretrainSettings:
     validation: ValidationSettings = field(default_factory=ValidationSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     safety: SafetySettings = field(default_factory=SafetySettings)
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "bf16"] | None = None
     zero_stage: Literal[0, 1, 2, 3] = 1
     deepspeed: str | None = field(
         default=None, metadata={"fills": "trainer.engine.deepspeed_settings:settings_of_file"}
     )
     micro_tokens: int = 16_384
     activation_checkpointing: bool = False
-    compile: bool = False
+    compile: bool | None = None
     seed: int = 0
     skip: list[str] = field(default_factory=list)
     leave_out: str | None = None

@@ -13,8 +13,15 @@ from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.two_ranks import run_ranks
 from trainer.cli import main
 from trainer.preflight import doctor
-from trainer.preflight.doctor import Findings, find_wrong, format_findings, look_around
+from trainer.preflight.doctor import (
+    Findings,
+    describe_precision,
+    find_wrong,
+    format_findings,
+    look_around,
+)
 from trainer.preflight.settings import DoctorSettings
+from trainer.process.precision import Device
 from trainer.settings import CheckpointSettings
 
 WELL = Findings(0, "node0", "NVIDIA H200", {"torch": "2.13.0"}, ("ab",))
@@ -28,6 +35,14 @@ def test_well_nodes_are_well():
     assert printed[-3:] == [
         "software: torch 2.13.0", "all-reduce: 12.5 ms", "all is well on 8 rank(s) of 4 node(s)"
     ]  # fmt: skip
+
+
+def test_the_precision_of_a_new_run_is_said_where_the_device_decides():
+    gpu = Device("NVIDIA H200", has_bf16=True, can_compile=True)
+    [line] = describe_precision(DoctorSettings(), gpu)
+    assert line.startswith("NVIDIA H200: training in bf16, compiled; --precision fp32")
+    assert list(describe_precision(DoctorSettings(precision="fp32", compile=False), gpu)) == []
+    assert list(describe_precision(DoctorSettings(), Device("this CPU"))) == []
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,8 @@ from trainer.model.config import ModelSettings
 from trainer.model.packed_inputs import PackedInputs
 from trainer.optim.settings import OptimizerSettings
 from trainer.pretrain import loop
+from trainer.process.ranks import describe_device
+from trainer.runs.run_folder import RunFolder
 from trainer.settings import Phase, PretrainSettings
 
 pytestmark = pytest.mark.engines
@@ -33,9 +36,10 @@ ROOT = Path(__file__).resolve().parents[2]
 STOOD_IN_FOR = re.compile(r"__cuda|cuda[A-Z]|cu[A-Z]|cublas|nccl")
 COUNTS = ("launches", "device_copies", "host_copies", "pageable_copies", "read_backs", "waits")
 STEPS = 4
-# Name, precision, stage of ZeRO, most tokens of a micro-batch (8 instances of 8 to 16 tokens).
+# Name, precision (None lets the device decide), stage of ZeRO, most tokens of a micro-batch (8
+# instances of 8 to 16 tokens).
 RUNS = [
-    ("adamw", "bf16", 1, 1_000), ("adamw", "bf16", 1, 64), ("adamw", "bf16", 2, 1_000),
+    ("adamw", "bf16", 1, 1_000), ("adamw", None, 1, 64), ("adamw", "bf16", 2, 1_000),
     ("adamw", "fp32", 0, 1_000), ("lamb", "bf16", 1, 1_000), ("muon", "bf16", 2, 1_000),
 ]  # fmt: skip
 
@@ -101,6 +105,7 @@ def train(data, output, optimizer, precision, stage, micro_tokens):
 
     loop._log_step = log_and_count
     chosen = {"precision": precision, "zero_stage": stage, "micro_tokens": micro_tokens}
+    chosen |= {"compile": False}
     chosen |= {"model": ModelSettings("tiny", {"num_layers": 2})}
     chosen |= {"optimizer": OptimizerSettings(optimizer)}
     phases = [Phase(16, 8, STEPS, 1e-3)]
@@ -108,6 +113,8 @@ def train(data, output, optimizer, precision, stage, micro_tokens):
     assert len(seen) == STEPS + 1
     step = {name: seen[-1][name] - seen[-2][name] for name in COUNTS}
     row = {"run": (optimizer, stage, micro_tokens), **step}
+    row["precision"] = RunFolder(output).read_config()["precision"]
+    row["device"] = asdict(describe_device(torch.device("cuda", 0)))
     os.write(1, (json.dumps(row) + "\n").encode())
 
 
@@ -137,6 +144,13 @@ def runs(tmp_path_factory):
     printed = subprocess.check_output(command, text=True, env=environment, cwd=ROOT)
     rows = [json.loads(line) for line in printed.splitlines() if line.startswith("{")]
     return {tuple(row["run"]): row for row in rows}
+
+
+def test_a_gpu_decides_for_bf16(runs):
+    for (_, stage, _), row in runs.items():
+        assert row["precision"] == ("bf16" if stage else "fp32")
+        assert row["device"]["has_bf16"]
+        assert row["device"]["can_compile"]
 
 
 # Of ours: the norm, the loss and LAMB's ratios. Of DeepSpeed's ZeRO-1 in bf16: a number that it

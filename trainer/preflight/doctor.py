@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from pipeline.storage.folder import Folder, parse_storage_options
 from trainer.preflight.settings import DoctorSettings
-from trainer.process.ranks import Ranks, device_name, start_ranks, stop_ranks
+from trainer.process.precision import Device, choose_precision, weakest
+from trainer.process.ranks import Ranks, describe_device, device_name, start_ranks, stop_ranks
 from trainer.runs.launch import SOFTWARE, software_versions
 from trainer.stream.order.source import open_mixture
 
@@ -61,10 +62,26 @@ def examine(settings: DoctorSettings) -> tuple[str, int]:
         findings = ranks.gather(look_around(settings, ranks))
         seconds = max(ranks.gather(_time_all_reduce(ranks)))
         wrong = list(find_wrong(findings))
-        lines = format_findings(findings, wrong, seconds) if ranks.rank == 0 else []
+        device = weakest(ranks.gather(describe_device(ranks.device)))
+        lines = []
+        if ranks.rank == 0:
+            lines = [*describe_precision(settings, device)]
+            lines += format_findings(findings, wrong, seconds)
         return "\n".join(lines), int(bool(wrong))
     finally:
         stop_ranks()
+
+
+def describe_precision(settings: DoctorSettings, device: Device) -> Iterator[str]:
+    """Yields a line about the precision of a new run, if the device decides about it.
+
+    Args:
+        settings: The settings of the run.
+        device: What all ranks' devices can do.
+    """
+    choice = choose_precision(device, settings.zero_stage, settings.precision, settings.compile)
+    if choice.message:
+        yield choice.message
 
 
 def look_around(settings: DoctorSettings, ranks: Ranks) -> Findings:

@@ -173,7 +173,9 @@ def time_phase_step(
 def traffic_of(settings: PlanSettings, config: BertConfig, micro_batches: int) -> Traffic:
     """Returns what a rank sends in a step of so many micro-batches."""
     ranks = settings.world_size
-    return count_traffic(config, settings.zero_stage, settings.precision, ranks, micro_batches)
+    return count_traffic(
+        config, settings.zero_stage, settings.choice.precision, ranks, micro_batches
+    )
 
 
 def wire_of(settings: PlanSettings) -> Wire:
@@ -239,12 +241,12 @@ def memory_case(
         ranks=settings.world_size,
         zero_stage=zero_stage,
         optimizer=settings.optimizer.name,
-        precision=settings.precision,
+        precision=settings.choice.precision,
         micro_tokens=min(settings.micro_tokens, math.ceil(tokens)),
         seq_len=max(each.phase.seq_len for each in phases),
         micro_batches=max(each.micro_batches for each in phases),
         recomputes=settings.activation_checkpointing,
-        is_compiled=settings.compile,
+        is_compiled=settings.choice.is_compiled,
         is_cpu=settings.gpu == "cpu",
         masked_share=max(settings.mask_shares or [Case.masked_share]),
     )
@@ -275,7 +277,9 @@ def describe_plan(settings: PlanSettings) -> Iterator[str]:
     _check_batches(settings)
     phases, size = plan_phases(settings, config, mixture), num_parameters(config)
     ranks = f"{settings.world_size} x {settings.gpu}"
-    yield f"{settings.model.preset}: {size:,} parameters; {ranks}, {settings.precision}"
+    compiled = ", compiled" if settings.choice.is_compiled else ""
+    precision = f"{settings.choice.precision}{compiled}"
+    yield f"{settings.model.preset}: {size:,} parameters; {ranks}, {precision}"
     if main and len(mixture) > 1:
         yield f"lengths, sizes and epochs are those of {main.name}, {share:.0%} of the mixture"
     yield f"masking: {settings.masking}"
@@ -285,7 +289,10 @@ def describe_plan(settings: PlanSettings) -> Iterator[str]:
     yield from _describe_wire(settings, config, phases)
     yield from _describe_hours(settings, config, mixture)
     yield from _describe_memory(settings, config, phases)
-    gigabytes, kept = checkpoint_bytes(size, settings.precision) / 1e9, settings.checkpoint.keep
+    gigabytes, kept = (
+        checkpoint_bytes(size, settings.choice.precision) / 1e9,
+        settings.checkpoint.keep,
+    )
     yield f"checkpoints: {gigabytes:.2f} GB each, {kept or 'all'} kept"
     yield from _describe_reading(settings, phases)
 
@@ -311,7 +318,7 @@ def _describe_time(settings: PlanSettings, phases: Sequence[PhasePlan]) -> Itera
         f"time: at least {_hours(seconds)} hours, {_hours(seconds * settings.world_size)} GPU"
         f" hours; {tokens:,.0f} tokens, {tokens / seconds:,.0f} a second"
     )
-    rate = f"{settings.tflops:,g} TFLOP/s a GPU in {settings.precision}"
+    rate = f"{settings.tflops:,g} TFLOP/s a GPU in {settings.choice.precision}"
     yield f"      at {MFU:.0%} of {rate}, as one H200 in bf16 with 131,072 tokens a step;"
     yield "      with fewer tokens a GPU is slower; checkpoints and validation are not counted"
 
@@ -402,11 +409,11 @@ def _describe_memory(
     gpu = GPUS[settings.gpu]
     where = f"{settings.gpu} of {gpu.memory_gb} GB" if gpu.memory_gb else "a process's tensors"
     tokens = f"micro_tokens {settings.micro_tokens:,}"
-    yield f"memory of the fullest rank, {where}, {settings.precision}, {tokens}, in GB:"
+    yield f"memory of the fullest rank, {where}, {settings.choice.precision}, {tokens}, in GB:"
     yield "  ZeRO    held  in a step    total"
     refused = {("bf16", 0), ("lamb", 3), ("muon", 3)}
     for stage in (0, 1, 2, 3):
-        if {(settings.precision, stage), (settings.optimizer.name, stage)} & refused:
+        if {(settings.choice.precision, stage), (settings.optimizer.name, stage)} & refused:
             continue
         found = count_memory(memory_case(settings, config, phases, stage))
         held, total = sum(found.held.values()) / 1e9, found.total / 1e9

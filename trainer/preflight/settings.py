@@ -6,6 +6,7 @@ from typing import Literal
 from pipeline.command_line.program import check_least
 from trainer.preflight.communication import parse_link
 from trainer.process.gpus import GPUS
+from trainer.process.precision import Choice, Device, choose_precision
 from trainer.settings import Phase, PretrainSettings
 
 
@@ -64,9 +65,16 @@ class PlanSettings(DoctorSettings):
             reached = "what one rank reaches in large products"
             raise ValueError(f"no data sheet is known for a CPU; give --peak_tflops, {reached}")
         if not self.tflops:
-            raise ValueError(f"{self.gpu} has no {self.precision}; give --precision fp32")
+            raise ValueError(f"{self.gpu} has no bf16; give --precision fp32")
 
     @property
     def tflops(self) -> float:
         """TFLOP/s that the user gave, or those of the GPU's data sheet in the run's precision."""
-        return self.peak_tflops or GPUS[self.gpu].peak_tflops(self.precision)
+        return self.peak_tflops or GPUS[self.gpu].peak_tflops(self.choice.precision)
+
+    @property
+    def choice(self) -> Choice:
+        """The precision of the run on this GPU, and whether its model is compiled."""
+        has_bf16 = GPUS[self.gpu].bf16_tflops > 0
+        device = Device(self.gpu, has_bf16, can_compile=has_bf16)
+        return choose_precision(device, self.zero_stage, self.precision, self.compile)

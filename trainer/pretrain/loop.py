@@ -14,7 +14,6 @@ from torch import Tensor
 
 from pipeline.storage.terminal import say
 from trainer.checkpoints.read import load_checkpoint
-from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.deepspeed_file import passed_to_deepspeed
 from trainer.engine.train_step import (
     StepCounts,
@@ -113,13 +112,12 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
     assert not remainder, "the command line passes nothing after --"
     settings = resolve(settings)
     chosen = passed_to_deepspeed(settings.deepspeed)
-    deepspeed = deepspeed_config(chosen, settings.zero_stage, settings.precision)
     watch = LauncherWatch()
     ranks = start_ranks()
     note = note_outcome if ranks.rank == 0 else lambda _: None
     note("running")
     try:
-        run = open_run(settings, deepspeed, ranks)
+        run = open_run(settings, chosen, ranks)
         if run is None:
             note("finished")
             return 0

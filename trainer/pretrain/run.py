@@ -18,6 +18,7 @@ from trainer.checkpoints.write import CheckpointSaver
 from trainer.conversion.initial_weights import extend_rows, read_initial_weights, resolve_model
 from trainer.conversion.names import VOCAB
 from trainer.conversion.word_rules import refuse_other_words
+from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.zero import start_engine
 from trainer.guards.spike_guard import SpikeGuard
 from trainer.guards.watchdog import Watchdog
@@ -28,7 +29,8 @@ from trainer.optim.build_optimizer import build_optimizer
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.pretrain.objectives import freeze_unused
 from trainer.pretrain.pairs import ValidationPairs, load_pairs
-from trainer.process.ranks import Ranks, together
+from trainer.process.precision import Choice, Device, Precision, choose_precision, weakest
+from trainer.process.ranks import Ranks, describe_device, together
 from trainer.process.stopping import StopRequest
 from trainer.runs.epochs import instances_a_pass, lengthen_phases
 from trainer.runs.run_folder import (
@@ -232,12 +234,12 @@ class _Trained:
     engine: Any
 
 
-def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks) -> Run | None:
+def open_run(settings: PretrainSettings, chosen: dict[str, Any], ranks: Ranks) -> Run | None:
     """Opens a run at its newest checkpoint, or at its start.
 
     Args:
         settings: The settings of the run.
-        deepspeed: DeepSpeed's config.
+        chosen: The values of a ds_config.json that are passed on to DeepSpeed.
         ranks: All ranks, which must call this together.
 
     Returns:
@@ -247,7 +249,7 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
         ValueError: Settings, data and checkpoint do not fit together. Raised on every rank.
         FileNotFoundError: A dataset or a run to go on from is missing.
     """
-    prepared = _prepare(settings, ranks)
+    prepared = _prepare(settings, chosen, ranks)
     settings = prepared.settings
     folder = prepared.folder
     start = _find_start(prepared)
@@ -261,13 +263,17 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
         return None
 
     pairs = load_pairs(settings, folder, prepared.model_config, ranks, progress.say)
-    trained = _start_training(prepared, start, deepspeed, progress)
+    trained = _start_training(prepared, start, chosen, progress)
     recorder = Recorder()
     with together(ranks):
         if ranks.rank == 0:
             recorder = open_recorder(folder, settings, position.step)
     gauge = Gauge(
-        prepared.model_config, settings.phases, ranks, settings.precision, settings.peak_tflops
+        prepared.model_config,
+        settings.phases,
+        ranks,
+        precision_of(settings),
+        settings.peak_tflops,
     )
     saver = CheckpointSaver(folder, settings.checkpoint, ranks, prepared.saved.store, progress.say)
     saver.prepare(trained.engine, trained.optimizer)
@@ -296,11 +302,12 @@ def open_run(settings: PretrainSettings, deepspeed: dict[str, Any], ranks: Ranks
     )
 
 
-def _prepare(settings: PretrainSettings, ranks: Ranks) -> _Prepared:
+def _prepare(settings: PretrainSettings, chosen: dict[str, Any], ranks: Ranks) -> _Prepared:
     """Opens the data, checks the settings against them, and makes or checks the run's folder.
 
     All ranks call this together.
     """
+    device = weakest(ranks.gather(describe_device(ranks.device)))
     folder = RunFolder(Path(settings.output))
     tell = say if ranks.rank == 0 else lambda _: None
     wait_policy = WaitPolicy(60 * settings.follow_limit_minutes, tell)
@@ -309,6 +316,7 @@ def _prepare(settings: PretrainSettings, ranks: Ranks) -> _Prepared:
     mixture = open_data(
         settings.data, storage_options, wait_policy if settings.follow else None, ranks
     )
+    choice: Choice | None = None
     with together(ranks):
         model_config = check_mixture(settings, mixture, ranks.world_size)
         settings = resolve_epochs(settings, mixture)
@@ -319,7 +327,14 @@ def _prepare(settings: PretrainSettings, ranks: Ranks) -> _Prepared:
             lock_run(folder)
             if store is not None:
                 restore_run(folder, store)
+            choice = decide_precision(settings, device, storage_options)
+            settings = with_choice(settings, choice)
+            # It refuses what DeepSpeed cannot do, before there is a folder.
+            deepspeed_config(chosen, settings.zero_stage, choice.precision)
             _make_folder(settings, folder, mixture, model_config, ranks.world_size, storage_options)
+            if choice.message:
+                say(choice.message)
+    settings = with_choice(settings, ranks.from_first(choice))
     copy_run(folder, store, ranks)
     left_out = _find_left_out(settings, folder, mixture, ranks)
     with together(ranks):
@@ -355,6 +370,41 @@ def _find_left_out(
                 left_out = left_out.look_into(mixture, lengths)
     of_first: LeftOutDocuments | None = ranks.from_first(left_out)
     return of_first
+
+
+def decide_precision(
+    settings: PretrainSettings, device: Device, storage_options: Mapping[str, Any] | None
+) -> Choice:
+    """Returns the precision of a run, and whether its model is compiled.
+
+    Only rank 0 calls it, because other ranks may not see the run's folder.
+
+    Args:
+        settings: The settings of the run.
+        device: What all ranks' devices can do.
+        storage_options: Options of the filesystem of the run that `continue_from` names.
+    """
+    begun: dict[str, Any] | None = None
+    folder = RunFolder(Path(settings.output))
+    if folder.facts.is_file() and folder.config.is_file():
+        begun = folder.read_config()
+    elif settings.continue_from is not None:
+        store, names = find_run(settings.continue_from, storage_options)
+        with store.opened(names[-1], [STATE]) as (trunk, _):
+            begun = trunk.read_config()
+    stage = settings.zero_stage
+    return choose_precision(device, stage, settings.precision, settings.compile, begun)
+
+
+def with_choice(settings: PretrainSettings, choice: Choice) -> PretrainSettings:
+    """Returns the settings with the precision that was chosen."""
+    return dataclasses.replace(settings, precision=choice.precision, compile=choice.is_compiled)
+
+
+def precision_of(settings: PretrainSettings) -> Precision:
+    """Returns the precision of a run for which it was decided."""
+    assert settings.precision is not None, "decide_precision is called first"
+    return settings.precision
 
 
 def _make_folder(
@@ -473,7 +523,7 @@ def leave_out(
 
 
 def _start_training(
-    prepared: _Prepared, start: _Start, deepspeed: dict[str, Any], progress: Progress
+    prepared: _Prepared, start: _Start, chosen: dict[str, Any], progress: Progress
 ) -> _Trained:
     """Builds the model, its optimizer and DeepSpeed's engine, and loads the checkpoint into them.
 
@@ -486,6 +536,7 @@ def _start_training(
         for line in prepare_model(model, settings, start.checkpoint, prepared.folder.path / VOCAB):
             progress.say(line)
     optimizer = build_optimizer(model, settings.optimizer)
+    deepspeed = deepspeed_config(chosen, settings.zero_stage, precision_of(settings))
     engine = start_engine(model, optimizer, deepspeed, ranks)
     if start.checkpoint is not None:
         load_checkpoint(start.checkpoint, engine, optimizer, ranks)

@@ -1,10 +1,12 @@
 """Lets the processes of a run join each other, choose their devices, fail together and leave."""
 
 import contextlib
+import importlib.util
 import io
 import logging
 import os
 import resource
+import shutil
 import sys
 import time
 import warnings
@@ -17,6 +19,7 @@ import torch
 import torch.distributed
 
 from pipeline.machine import num_cores
+from trainer.process.precision import Device
 
 _GLOO_THREAD = "pt_gloo_runloop"
 _LOOKS_AT_REST = 3
@@ -132,6 +135,20 @@ def _join(init_distributed: Callable[..., None]) -> None:
 def device_name(device: torch.device) -> str:
     """Returns the name of a device for people, such as "NVIDIA H100 80GB HBM3" or "this CPU"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
+
+
+def describe_device(device: torch.device) -> Device:
+    """Returns what counts about a device for the precision of a run."""
+    name = device_name(device)
+    if device.type != "cuda":
+        return Device(name)
+    compilers = (os.environ.get("CC", "gcc"), "gcc", "clang")
+    has_compiler = any(shutil.which(compiler) for compiler in compilers)
+    return Device(
+        name=name,
+        has_bf16=torch.cuda.is_bf16_supported(including_emulation=False),
+        can_compile=has_compiler and importlib.util.find_spec("triton") is not None,
+    )
 
 
 def stop_ranks() -> None:

@@ -1,0 +1,102 @@
+"""Decides in which number format a run trains, and whether its model is compiled.
+
+What the user gives counts. A run that continues keeps what it began with. Otherwise the device
+decides: on a GPU that multiplies in bf16, a run trains in bf16 and compiled.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Precision = Literal["fp32", "bf16"]
+
+
+@dataclass(frozen=True)
+class Device:
+    """What counts for the decision about the device of a rank.
+
+    Attributes:
+        name: Name of the device for people.
+        has_bf16: Whether it is a GPU that multiplies in bf16.
+        can_compile: Whether it has what torch.compile needs for a GPU: Triton and a C compiler.
+    """
+
+    name: str
+    has_bf16: bool = False
+    can_compile: bool = False
+
+
+@dataclass(frozen=True)
+class Choice:
+    """In which number format a run trains, and whether its model is compiled.
+
+    Attributes:
+        precision: Number format of the forward and backward passes.
+        is_compiled: Whether the model is compiled.
+        message: A line that says what the device decided; "" if it decided nothing.
+    """
+
+    precision: Precision
+    is_compiled: bool
+    message: str = ""
+
+
+def weakest(devices: list[Device]) -> Device:
+    """Returns a device that can do what all devices can, with the name of the first one."""
+    return Device(
+        name=devices[0].name,
+        has_bf16=all(device.has_bf16 for device in devices),
+        can_compile=all(device.can_compile for device in devices),
+    )
+
+
+def choose_precision(
+    device: Device,
+    zero_stage: int,
+    precision: Precision | None = None,
+    is_compiled: bool | None = None,
+    begun: Mapping[str, Any] | None = None,
+) -> Choice:
+    """Returns the precision of a run and whether it is compiled.
+
+    DeepSpeed trains in bf16 under ZeRO-1 to 3 only, and torch.compile does not work with ZeRO-3.
+
+    A line about the choice is for new runs alone, in which the device decided something.
+
+    Args:
+        device: What all ranks' devices can do.
+        zero_stage: ZeRO stage of the run.
+        precision: The precision that the user gave; None if the user gave none.
+        is_compiled: Whether the user asked for compiling; None if the user did not say.
+        begun: The settings with which the run was begun, from its config.yaml; None for a new run.
+    """
+    is_open = begun is None and None in (precision, is_compiled)
+    if precision is None and begun is not None:
+        precision = begun.get("precision")
+    if precision is None:
+        precision = "bf16" if device.has_bf16 and zero_stage else "fp32"
+    if is_compiled is None:
+        can_compile = device.has_bf16 and device.can_compile and zero_stage != 3
+        is_compiled = can_compile and precision == "bf16"
+        if begun is not None:
+            is_compiled = can_compile and bool(begun.get("compile"))
+    message = ""
+    if is_open and device.has_bf16:
+        message = _describe(device, zero_stage, precision, is_compiled)
+    return Choice(precision, is_compiled, message)
+
+
+def _describe(device: Device, zero_stage: int, precision: str, is_compiled: bool) -> str:
+    """Returns a line for people about what was chosen, and how to have it otherwise."""
+    begin = f"{device.name}: training in {precision}"
+    if precision == "fp32":
+        cure = "--precision bf16" if zero_stage else "--zero_stage 1 --precision bf16"
+        return f"{begin}, not compiled; {cure} is faster"
+    how = "compiled"
+    if not is_compiled:
+        how = "not compiled"
+        if zero_stage == 3:
+            how += ", which does not work with zero_stage 3"
+        elif not device.can_compile:
+            how += ", as there is no Triton or no C compiler"
+    return f"{begin}, {how}; --precision fp32 --compile false trains as on a CPU"
