@@ -277,7 +277,8 @@ FILES = {
          "bf16": {"enabled": False}, "fp16": {**FP16, "enabled": False}, "zero_optimization": {
              **STAGE2, "stage": 0, "allgather_bucket_size": 5e7, "cpu_offload": False},
          "scheduler": {"type": "WarmupLR", "params": LINEAR}},
-        {"global_batch": 16, "zero_stage": 0, "peak_lr": 1e-3, "warmup_steps": 2, **CONSTANT},
+        {"global_batch": 16, "zero_stage": 0, "peak_lr": 1e-3, "warmup_steps": 2, **CONSTANT,
+         "precision": "fp32"},
     ),
     "DeepSpeed's tutorial, ZeRO-2": (
         {"zero_optimization": {"stage": 2, "contiguous_gradients": True, "overlap_comm": True,
