@@ -74,7 +74,7 @@ _ON_BAD_SAMPLE = ("stop", "reject")
 _REJECTED = "rejected"
 _KEPT = "kept"
 ShardRow = tuple[str, int, int, str, str]
-"""Name, samples, bytes and sha256 of a shard, and the seal of these four."""
+"""Name, samples, bytes and sha256 of a shard, and the seal of its row (`_seal`)."""
 
 
 def _seal(row: tuple[object, ...], tally: Tally) -> str:
@@ -329,19 +329,21 @@ def write_group(group: tuple[int, Iterable[bytes]], plan: Plan, rule: ShardRule)
     """Writes the shards of a group of samples, unless they are there.
 
     Args:
-        group: The number of the shard, or of the range if `num_shards` is given, and its encoded
-            samples in any order. All of them are held in memory.
+        group: A number and the encoded samples of the group, in any order. The number is that of
+            the shard, or, if `num_shards` is given, of the range of hashes of keys. All samples are
+            held in memory.
         plan: What each shard must hold.
         rule: Where the shards are written.
 
     Yields:
-        For each shard its row of the manifest and the row's seal: (name of the shard, number of
-        samples, size in bytes, sha256, seal of these four). For each sample that is left out
-        because of its key a RejectedSample, as a tagged output.
+        For each shard (name of the shard, number of samples, size in bytes, sha256, seal), of
+        which all but the seal is its row of the manifest. The seal is a hash of this row and of
+        what the shard must hold. For each sample that is left out because of its key, a
+        RejectedSample as a tagged output.
 
     Raises:
-        ValueError: The samples are not the planned ones, two have one key, or another file has the
-            shard's name.
+        ValueError: The samples are not the planned ones, two samples have the same key, or a
+            different file has the shard's name already.
     """
     number, samples = group
     ordered = sorted(samples)
@@ -361,10 +363,13 @@ def write_group(group: tuple[int, Iterable[bytes]], plan: Plan, rule: ShardRule)
 
 
 def _keep_first(ordered: Sequence[bytes]) -> tuple[list[bytes], list[RejectedSample]]:
-    """Takes the samples with one key apart: returns those to write, and the others.
+    """Chooses one sample for each key: the one with the fewest bytes.
 
     Args:
         ordered: Encoded samples in the order of their hashes.
+
+    Returns:
+        The samples to write, and the other samples of their keys.
     """
     kept: list[bytes] = []
     doubled: list[RejectedSample] = []
@@ -393,11 +398,12 @@ def write_shard(number: int, ordered: Sequence[bytes], plan: Plan, rule: ShardRu
         rule: Where the shard is written.
 
     Returns:
-        (name of the shard, number of samples, size in bytes, sha256, seal of these four).
+        (name of the shard, number of samples, size in bytes, sha256, seal), of which all but the
+        seal is the row of the manifest.
 
     Raises:
-        ValueError: The samples are not the planned ones, two have one key, or another file has the
-            shard's name.
+        ValueError: The samples are not the planned ones, two samples have the same key, or a
+            different file has the shard's name already.
     """
     began = time.monotonic()
     name = rule.shard_name(number)

@@ -123,7 +123,13 @@ def _documents_of(content: StepContent, instances: Sequence[Record]) -> set[tupl
 def _describe_origins(
     run: AskedRun, origins: Origins, documents: Sequence[tuple[int, str]]
 ) -> Iterator[Record]:
-    """Yields a record for each document that is named, without one for those of lost origin."""
+    """Yields a record for each document whose origin is known.
+
+    Args:
+        run: The run.
+        origins: Looks up where documents are from.
+        documents: The index of each document's dataset in the mixture, and its id in hex digits.
+    """
     for dataset, source in enumerate(run.mixture):
         ids = [document for of_dataset, document in documents if of_dataset == dataset]
         for origin in origins.find(dataset, ids).values():
@@ -235,7 +241,13 @@ def _of_text(run: AskedRun, name: str, text: bytes) -> Iterator[NamedDocument]:
 
 
 def _require(run: AskedRun, name: str, found: Sequence[NamedDocument]) -> Sequence[NamedDocument]:
-    """Returns the documents, or raises a ValueError if there is none."""
+    """Returns the documents that were found, or raises a ValueError if there is none.
+
+    Args:
+        run: The run.
+        name: The name by which a person asked for them, for the message.
+        found: The documents.
+    """
     if not found:
         raise ValueError(_unknown(run, name))
     return found
@@ -254,7 +266,7 @@ def answer_documents(
     cache_dir: str | None,
     say: Callable[[str], object],
 ) -> Iterator[Record]:
-    """Yields the records of documents, each followed by the reads of it.
+    """Yields the record of each document, followed by one record for each time it was read.
 
     Args:
         run: The run.
@@ -285,7 +297,7 @@ _Key = tuple[int, int]
 
 
 def _key(document: NamedDocument) -> _Key:
-    """Returns what instances know of a document."""
+    """Returns the key of a document, whose id instances hold in part only."""
     return document.dataset, int(document.id[:_ID_DIGITS], 16)
 
 
@@ -295,7 +307,18 @@ def _find_all_reads(
     cache_dir: str | None,
     say: Callable[[str], object],
 ) -> tuple[dict[_Key, list[Read]], Counter[_Key]]:
-    """Returns the reads of documents in all streams, and the numbers of their instances."""
+    """Finds the instances that hold documents, and each time that a step read one of them.
+
+    Args:
+        run: The run.
+        documents: The documents.
+        cache_dir: The folder of the index from documents to instances; None for the default.
+        say: Called with lines for people.
+
+    Returns:
+        The reads of each document in the order of steps; and the number of train instances that
+        hold each document, of the lengths of the run's phases, whether a step read them or not.
+    """
     reads: dict[_Key, list[Read]] = {}
     num_instances: Counter[_Key] = Counter()
     stream = lru_cache(maxsize=None)(partial(open_stream, run))

@@ -17,6 +17,7 @@ from trainer.stream.order.state import StreamState, merge_stretches
 from trainer.stream.order.stretches import next_stretches
 
 _WHOLE_SHARD = 1 << 62
+"""A size of blocks with which every shard is one block."""
 _PLANNED_STEPS = 64
 """Steps that are planned together."""
 
@@ -52,14 +53,15 @@ class AskedStream:
     def plan(
         self, indices: Sequence[int], block_size: int = _WHOLE_SHARD
     ) -> Iterator[tuple[int, Rows]]:
-        """Yields the instances of steps, as ranges of rows in the order of slots.
+        """Yields which instances each step read, lazily.
 
         Args:
             indices: The steps, as ascending indices in `made`.
-            block_size: Ranges do not cross the borders of blocks of so many instances.
+            block_size: Number of instances of a block, see `plan_whole`.
 
         Yields:
-            The index of each step, and its rows.
+            The index of each step, and the instances of its global batch as `plan_whole` yields
+            them.
 
         Raises:
             ValueError: The positions in metrics.jsonl are not those of the order.
@@ -157,13 +159,21 @@ def rollbacks(anomalies: Sequence[Anomaly]) -> list[tuple[int, Stretch]]:
 def plan_whole(
     order: StreamOrder, positions: Sequence[int], global_batch: int, block_size: int = _WHOLE_SHARD
 ) -> Iterator[Rows]:
-    """Yields the rows of whole global batches, in the order of slots.
+    """Yields the instances of each of several global batches, as if one rank read all of a batch.
+
+    Instances are given as ranges of rows of shards. The ranges follow the order of the slots, which
+    are the numbers of the instances in the batch: slot 0 is the first row of the first range.
 
     Args:
         order: The order of the stream.
-        positions: Where the batches begin.
-        global_batch: Instances of each batch.
-        block_size: Ranges do not cross the borders of blocks of so many instances.
+        positions: The stream position at which each batch begins.
+        global_batch: Number of instances of each batch.
+        block_size: Number of instances of a block. A range ends at the end of its block, and
+            `Rows.start` and `Rows.stop` count from the start of that block. By default every shard
+            counts as one block, so that they count from the start of the shard.
+
+    Yields:
+        The ranges of one batch.
     """
     rows, bounds = plan_steps(
         order, positions, global_batch, rank=0, world_size=1, block_size=block_size

@@ -50,12 +50,14 @@ class Read:
 
 
 def find_reads(stream: AskedStream, dataset: int, found: Found) -> list[Read]:
-    """Returns all times that steps of a stream read instances, in the order of steps and slots.
+    """Returns one `Read` for each time that a step read one of some instances.
+
+    They are in the order of steps, and of the instances' places in the global batch (slots).
 
     Args:
-        stream: The stream.
+        stream: The stream whose steps are looked at.
         dataset: The index of a dataset in the mixture.
-        found: Train instances of that dataset, of the stream's length.
+        found: The instances to look for: train instances of that dataset, of the stream's length.
     """
     if not len(found) or not len(stream.made):
         return []
@@ -69,14 +71,18 @@ def find_reads(stream: AskedStream, dataset: int, found: Found) -> list[Read]:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """An instance that a step has read if its position exists and is before the step's end.
+    """A possible read, which `_confirmed` checks: an instance and the step that may have read it.
+
+    The step has read the instance if the instance's position is not skipped and is before the
+    step's end.
 
     Attributes:
-        made: The index of the step in `stream.made`; -1 if the position is before all of them.
-        position: The stream position.
-        epoch: The epoch.
-        shard: The index of the shard in its pass.
-        number: The index of the instance in `Found`.
+        made: The index in `stream.made` of the last step that begins at or before the position; -1
+            if every step begins after it.
+        position: The stream position of the instance.
+        epoch: The epoch of the dataset.
+        shard: The index of the instance's shard in its pass.
+        number: The index of the instance in the `Found` that was searched.
     """
 
     made: int
@@ -99,7 +105,17 @@ def _num_epochs(stream: AskedStream, dataset: int) -> int:
 
 
 def _in_epoch(stream: AskedStream, dataset: int, epoch: int, found: Found) -> Iterator[_Candidate]:
-    """Yields where one epoch of a dataset reads the instances that were found in its pass."""
+    """Yields a candidate for each instance that one epoch of a dataset reads.
+
+    An epoch reads one pass of the dataset, so the instances of other passes are left out. The
+    epoch has each instance of its pass at one position of the stream.
+
+    Args:
+        stream: The stream.
+        dataset: The index of the dataset in the mixture.
+        epoch: The number of the epoch.
+        found: The instances to look for, of all passes of the dataset.
+    """
     passes = stream.order.datasets[dataset]
     pass_index = epoch % len(passes)
     numbers = np.flatnonzero(found.pass_index == pass_index)
@@ -118,7 +134,18 @@ def _in_epoch(stream: AskedStream, dataset: int, epoch: int, found: Found) -> It
 def _confirmed(
     stream: AskedStream, dataset: int, found: Found, candidates: Sequence[_Candidate]
 ) -> Iterator[Read]:
-    """Yields the candidates that their steps have read, as a plan of these steps says."""
+    """Yields the reads among candidates.
+
+    The steps are planned again. A candidate is a read if the plan of its step has the instance. A
+    candidate before the first step is a read by the run that this run continues, if there is one
+    and the position exists.
+
+    Args:
+        stream: The stream.
+        dataset: The index of the dataset in the mixture.
+        found: The instances that the candidates name.
+        candidates: The candidates, in any order.
+    """
     by_step: dict[int, list[_Candidate]] = {}
     for candidate in candidates:
         by_step.setdefault(candidate.made, []).append(candidate)
@@ -154,7 +181,16 @@ def _find_slot(rows: Rows, dataset: int, candidate: _Candidate, row: int) -> int
 def _as_read(
     stream: AskedStream, dataset: int, found: Found, candidate: _Candidate, slot: int | None
 ) -> Read:
-    """Returns the record of a read; without a slot, another run made its step."""
+    """Returns the record of a read.
+
+    Args:
+        stream: The stream.
+        dataset: The index of the dataset in the mixture.
+        found: The instances that candidates name.
+        candidate: The instance that was read.
+        slot: The instance's place in the global batch; None if the run that this one continues
+            made the step.
+    """
     number = candidate.number
     source = stream.run.mixture[dataset]
     is_own = slot is not None
@@ -176,5 +212,8 @@ def _as_read(
 
 
 def _order_of(read: Read) -> tuple[int, int, int, int]:
-    """Returns what reads are sorted by: step, slot, position and document."""
+    """Returns the key by which reads are sorted: step, slot, position and document.
+
+    Reads by the run that this one continues, whose step and slot are None, are the first.
+    """
     return read.step or 0, read.slot or 0, read.position, read.document

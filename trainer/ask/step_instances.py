@@ -142,7 +142,17 @@ class StepReader:
         *,
         is_undone: bool,
     ) -> StepContent:
-        """Reads the instances of a step, and draws their masks as the run did."""
+        """Reads the instances of a step, and draws their masks as the run did.
+
+        Args:
+            stream: The stream of the step.
+            step: The number of the step over the whole run.
+            phase: The index of its phase.
+            position: The stream position of its first instance.
+            rows: Its N instances as ranges of rows of blocks.
+            anomaly: Why its gradient was not used; None if it was used.
+            is_undone: Whether the run went back to a checkpoint before this step.
+        """
         passes = stream.order.datasets
         block_size = block_instances(stream.seq_len)
         shards = [
@@ -194,7 +204,13 @@ class StepReader:
         return concatenate_blocks([block.slice(start, stop) for block, start, stop in ranges])
 
     def _open_redraw(self, phase: int) -> MaskRedraw | None:
-        """Returns what draws the masks of a phase anew; None if those of the build are kept."""
+        """Returns the `MaskRedraw` that draws the masks of a phase as the run did.
+
+        The result is None if the run kept the masks of the dataset.
+
+        Args:
+            phase: The index of the phase.
+        """
         settings = self._run.settings
         if settings.mask_shares is None:
             return None
@@ -218,10 +234,10 @@ def _without_masks(block: Block) -> Block:
 
 
 def _as_it_was(stream: AskedStream, number: int) -> AskedStream:
-    """Returns a stream as it was when a step was made that the run has undone since.
+    """Returns a stream as it was when the run made a step that it has undone since.
 
-    What the run has left out because of this step was not left out then; what it left out because
-    of earlier steps was.
+    After it had undone the step, the run left the step's positions out. The returned stream has
+    these positions, but not the positions that were left out because of earlier steps.
 
     Args:
         stream: The stream as it is now.

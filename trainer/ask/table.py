@@ -1,4 +1,8 @@
-"""Writes the records of an answer as text to read."""
+"""Writes the answer of `python -m trainer ask` as a table to read.
+
+An answer is a sequence of records (trainer/ask/answers.py): about steps, their instances,
+documents, and reads. A read is one time that a step read an instance with a document.
+"""
 
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -12,9 +16,12 @@ _TEXT_WIDTH = 60
 
 
 def format_records(records: Iterable[Record]) -> Iterator[str]:
-    """Yields the lines of an answer, lazily.
+    """Yields the lines of the table that `ask` prints, lazily.
 
-    Of the reads of a document only the first 50 are listed.
+    For each document, at most the first 50 reads are listed.
+
+    Args:
+        records: The records of the answer. The reads of a document follow the document.
     """
     kind_before = ""
     num_reads = 0
@@ -70,7 +77,12 @@ def describe_checkpoints(steps: list[int], step: int | None) -> str:
 
 
 def _format_instance(record: Record, follows: bool) -> Iterator[str]:
-    """Yields the line of an instance, below a head if it is the first."""
+    """Yields the line of an instance; before the first instance also the column names.
+
+    Args:
+        record: The record of the instance.
+        follows: Whether the record before is of an instance too.
+    """
     if not follows:
         yield (
             f"  {'slot':>5}  {'A':<16}  {'B':<16}  {'tokens':>6}  {'masked':>6}  where; text of A"
@@ -86,7 +98,12 @@ def _format_instance(record: Record, follows: bool) -> Iterator[str]:
 
 
 def _format_document(record: Record, follows: bool) -> Iterator[str]:
-    """Yields the lines about a document: many if it was asked for, two if a step names it."""
+    """Yields the lines about a document: many if it was asked for, two if a step names it.
+
+    Args:
+        record: The record of the document.
+        follows: Whether the record before is of a document too.
+    """
     if "asked" not in record:
         if not follows:
             yield "  documents"
@@ -109,7 +126,11 @@ def describe_origin(record: Record) -> str:
 
 
 def describe_reads(record: Record) -> list[tuple[str, str]]:
-    """Returns what is known of the reads of a document, as pairs of a name and a text."""
+    """Returns what is known about the reads of a document, as pairs of a row's name and its text.
+
+    Args:
+        record: The record of a document that was asked for.
+    """
     instances = f"in {record['instances']:,} train instances of the run's lengths"
     if record["is_left_out"]:
         instances += ", which this run leaves out"
@@ -142,7 +163,12 @@ def describe_reads(record: Record) -> list[tuple[str, str]]:
 
 
 def _format_read(record: Record, follows: bool) -> Iterator[str]:
-    """Yields the line of a read, below a head if it is the first."""
+    """Yields the line of a read; before the first read of a document also the column names.
+
+    Args:
+        record: The record of the read.
+        follows: Whether the record before is of a read too.
+    """
     if not follows:
         yield (
             f"  {'step':>9}  {'phase':>5}  {'length':>6}  {'slot':>6}  {'epoch':>5}  {'as':<8}"
@@ -175,4 +201,7 @@ _FORMATS = {
     "document": _format_document,
     "read": _format_read,
 }
-"""What yields the lines of a record of each kind. It is told whether the record before is alike."""
+"""The function that yields the lines of a record, by the record's kind.
+
+Its second argument says whether the record before has the same kind.
+"""

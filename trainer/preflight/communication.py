@@ -226,7 +226,7 @@ def count_traffic(
 
 @dataclass(frozen=True)
 class StepTime:
-    """The seconds of a step.
+    """The time that a step takes, on the rank that computes and on the wire.
 
     Attributes:
         computing: Seconds of arithmetic.
@@ -240,7 +240,7 @@ class StepTime:
 
     @property
     def seconds(self) -> float:
-        """Seconds of the step."""
+        """Seconds that the step takes: for arithmetic, and for waiting until bytes have arrived."""
         return self.computing + self.waiting
 
     @property
@@ -259,9 +259,10 @@ def time_step(
 ) -> StepTime:
     """Returns how long a step takes.
 
-    Gradients that overlap can hide behind the backward pass of the last micro-batch, which is two
-    thirds of it, or three quarters if layers are computed again. All but the last bucket, that is:
-    it is complete when the pass ends.
+    Gradients that overlap travel while the backward pass of the last micro-batch computes. This
+    pass is two thirds of the micro-batch's arithmetic, or three quarters if layers are computed
+    again. The last bucket of gradients cannot overlap, because it is complete only when the pass
+    ends.
 
     Args:
         traffic: What a rank sends.

@@ -379,7 +379,7 @@ def _describe_batch(settings: PlanSettings, config: BertConfig, plan: PhasePlan)
 
 
 def _milliseconds(seconds: float) -> str:
-    """Returns seconds as milliseconds, with decimals if they are few."""
+    """Returns a duration as text in milliseconds, such as 1.23, 12.3 or 1,234."""
     return f"{1e3 * seconds:,.{2 if seconds < 0.01 else 1 if seconds < 0.1 else 0}f}"
 
 
@@ -450,6 +450,6 @@ def _describe_reading(settings: PlanSettings, phases: Sequence[PhasePlan]) -> It
 
 
 def _hours(seconds: float) -> str:
-    """Returns seconds as hours, with more decimals if they are few."""
+    """Returns a duration as text in hours, such as 1.23, 12.3 or 1,234."""
     hours = seconds / 3600
     return f"{hours:,.{2 if hours < 10 else 1 if hours < 100 else 0}f}"

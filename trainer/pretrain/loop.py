@@ -190,7 +190,7 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, S
     """Yields this rank's share of every remaining step of a phase.
 
     Yields:
-        The step, the seconds that were waited for it, and the loader that it comes from.
+        The step, the seconds of waiting for it, and the loader that read it.
     """
     phase_index = run.position.phase
     settings = run.settings
@@ -376,9 +376,11 @@ def finish_at_accuracy(
 
 
 def _note_gradient(run: Run, phase_index: int, rank_step: RankStep, loader: StepLoader) -> bool:
-    """Notes the gradient of the last step, and reports a step that was not taken.
+    """Notes the gradient's norm of the step just made, and reports the step if it was refused.
 
-    If too many steps in a row were not taken, the run goes back to an earlier checkpoint.
+    The optimizer refuses to change the weights if the norm is not finite or not below the guard's
+    limit; messages then say that the step "was not taken". After too many refused steps in a row
+    the run goes back to an earlier checkpoint.
 
     Args:
         run: The run, after the step.
@@ -420,7 +422,7 @@ def _note_gradient(run: Run, phase_index: int, rank_step: RankStep, loader: Step
 
 
 def _roll_back(run: Run, norm: float) -> None:
-    """Goes back to the checkpoint before the steps that were not taken, and skips their instances.
+    """Goes back to a checkpoint from before the refused steps, and skips their instances.
 
     Args:
         run: The run.

@@ -658,7 +658,7 @@ def masking_of_trunk(folder: RunFolder, found: Mapping[str, Any] | None = None) 
 
 
 def place_position(position: Position, phases: Sequence[Phase]) -> Position:
-    """Returns the trunk's position, with its phase and step counted in the new run's phases.
+    """Returns how far the trunk had come, counted in the phases of the new run.
 
     The trunk is the run that the new run goes on from.
 
@@ -667,7 +667,8 @@ def place_position(position: Position, phases: Sequence[Phase]) -> Position:
         phases: The phases of the new run.
 
     Raises:
-        ValueError: The phases do not begin with the trunk's steps and batches, or end there.
+        ValueError: The first steps of the phases do not train on as many instances as the trunk
+            did, or the phases have no steps after those of the trunk.
     """
     phase_of_step = [index for index, phase in enumerate(phases) for _ in range(phase.steps)]
     made = phase_of_step[: position.step]

@@ -30,6 +30,9 @@ from trainer.stream.order.stretches import (
 class KnownPasses:
     """The known passes of one split and length of a mixture; a build that goes on adds passes.
 
+    A pass is one set of instances made from the documents of a dataset. A build writes passes one
+    after another, and the passes that have been seen so far are the known ones.
+
     Attributes:
         mixture: The datasets.
         split: The split that is read.
@@ -53,13 +56,13 @@ class KnownPasses:
             mixture: The datasets.
             split: The split to read.
             seq_len: The length of the instances to read.
-            wait_policy: How long to wait for a pass that is being built.
+            wait_policy: How long to wait for a pass that is being built; None takes the defaults.
             left_out: Documents whose instances are left out; None leaves none out.
 
         Raises:
-            ValueError: A dataset does not have this split and length, or a pass has no instances
-                or none that is not left out.
-            FileNotFoundError: The wait for a pass ended.
+            ValueError: A dataset does not have this split and length, or a pass has no instances,
+                or all instances of a pass are left out.
+            FileNotFoundError: A pass did not appear within the time that `wait_policy` allows.
         """
         self.mixture = mixture
         self.split = split
@@ -110,7 +113,7 @@ class KnownPasses:
             The stretches; None if they need a pass that is not known, and waiting is not allowed.
 
         Raises:
-            FileNotFoundError: The wait for a pass ended.
+            FileNotFoundError: A pass did not appear within the time that the wait policy allows.
         """
         stretches: list[Stretch] = []
         while count:
@@ -204,13 +207,13 @@ class KnownPasses:
         return index
 
     def epochs(self, position: int) -> tuple[float, ...]:
-        """Returns how many passes of each dataset lie before a position, such as 2.25."""
+        """Returns how many passes of each dataset are read before a position, such as 2.25."""
         return tuple(self._epochs(dataset, position) for dataset in range(len(self.mixture)))
 
     def describe(
         self, position: int, weights: Sequence[int] | None = None
     ) -> tuple[DatasetState, ...]:
-        """Returns what the state at a position says of each dataset.
+        """Returns the part of a stream's state at a position that is about the datasets.
 
         Args:
             position: Stream position.
@@ -272,7 +275,7 @@ class KnownPasses:
         )
 
     def _epochs(self, dataset: int, position: int) -> float:
-        """Returns how many passes of one dataset lie before a stream position."""
+        """Returns how many passes of one dataset are read before a stream position."""
         bounds = self._pass_bounds[dataset]
         position_in_dataset = own_position(self.weights, dataset, position)
         num_rounds, place_in_round = divmod(position_in_dataset, bounds[-1])

@@ -439,7 +439,14 @@ class _Steps:
         self._position = begin.position
 
     def read(self, reader: BlockReader, pin_memory: bool) -> Iterator[list[RankStep]]:
-        """Yields the steps in groups that are packed together."""
+        """Yields the steps in order, as lists of steps whose rows are read and packed by one call.
+
+        It is lazy, and waits for passes that are being built.
+
+        Args:
+            reader: Reads the blocks.
+            pin_memory: Whether to put steps into pinned memory.
+        """
         while self._end_step is None or self._step < self._end_step:
             self._next_positions(may_wait=True)
             for planned, block in reader.steps(self._plan(), self._min_steps()):
@@ -448,8 +455,7 @@ class _Steps:
     def _plan(self) -> Iterator[_PlannedShare]:
         """Yields the rows of this process's next steps.
 
-        It ends before the first step whose instances are not known yet, because the build of their
-        pass is still running.
+        It ends before the first step that needs a pass that is still being built.
         """
         sizes = self._sizes
         order = self._passes.order(self._begin)
@@ -515,7 +521,13 @@ class _Steps:
     def _pack(
         self, planned: Sequence[_PlannedShare], block: Block, pin_memory: bool
     ) -> list[RankStep]:
-        """Packs steps whose instances are one after another in a block."""
+        """Packs the instances of steps into micro-batches.
+
+        Args:
+            planned: The steps.
+            block: The instances of all these steps, one step after another.
+            pin_memory: Whether to put the micro-batches into pinned memory.
+        """
         if self._redraw is not None:
             block = self._redraw(block, self._instances_of(planned))
         row_bounds = np.cumsum([0, *(share.num_rows for share in planned)])

@@ -182,7 +182,11 @@ def default_num_lanes(
 
 
 def _tabulate_spans(spans_of_steps: Sequence[Sequence[Span]]) -> _Spans:
-    """Returns the spans of S steps as arrays [S, E], with E the largest number of a step."""
+    """Returns the spans of S steps as arrays [S, E].
+
+    E is the number of spans of the step that has the most. The rows of steps with fewer spans are
+    filled up with empty spans.
+    """
     keys = ((span.dataset, span.epoch) for spans in spans_of_steps for span in spans)
     index_of = {key: index for index, key in enumerate(dict.fromkeys(keys))}
     num_columns = max(map(len, spans_of_steps))
@@ -225,7 +229,7 @@ def _lay_end_to_end(order: StreamOrder, epochs: tuple[tuple[int, int], ...]) -> 
 def _take_slots(
     spans: _Spans, line: _EpochLine, num_lanes: int, slots: tuple[int, int]
 ) -> _LineRanges:
-    """Returns the ranges of instances that lie in a rank's slots.
+    """Returns the ranges of instances that are in a rank's slots.
 
     Args:
         spans: The spans of the steps.

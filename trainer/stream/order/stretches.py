@@ -72,11 +72,11 @@ def unskipped_stretches(skipped: Iterable[Stretch], position: int, count: int) -
 
 
 def remove_left_out(order: StreamOrder, stretches: Iterable[Stretch]) -> list[Stretch]:
-    """Returns the positions of stretches whose instances are not left out, as stretches.
+    """Returns stretches without the positions that hold left-out instances, as stretches.
 
     Args:
-        order: The order of the stream.
-        stretches: Ascending stretches that do not touch; all of their positions must be known.
+        order: The order of the stream. It must have every pass that these positions read.
+        stretches: Ascending stretches that do not touch.
     """
     if not order.left_out:
         return list(stretches)
@@ -90,14 +90,15 @@ def remove_left_out(order: StreamOrder, stretches: Iterable[Stretch]) -> list[St
 
 
 def left_out_between(order: StreamOrder, start: int, stop: int) -> Array:
-    """Returns the positions of a stretch whose instances are left out, int64 [I], ascending.
+    """Returns the positions that hold a left-out instance, ascending, int64 [I].
 
-    The cost does not depend on the number of instances that are left out elsewhere.
+    The left-out positions of an epoch are computed once and kept, so that later calls only look
+    up the part between `start` and `stop`.
 
     Args:
-        order: The order of the stream.
-        start: First position.
-        stop: One past the last position; all positions before it must be known.
+        order: The order of the stream. It must have every pass that positions before `stop` read.
+        start: First position to look at.
+        stop: One past the last position to look at.
     """
     found = []
     for dataset, epoch in _epochs_between(order, start, stop):
@@ -111,13 +112,13 @@ def left_out_between(order: StreamOrder, start: int, stop: int) -> Array:
 
 
 def first_left_out(order: StreamOrder, stop: int) -> int | None:
-    """Returns the first position whose instance is left out, or None if there is none.
+    """Returns the first position that holds a left-out instance, or None if there is none.
 
     Positions in skipped stretches are passed over.
 
     Args:
-        order: The order of the stream.
-        stop: Only positions before this one are considered; all of them must be known.
+        order: The order of the stream. It must have every pass that positions before `stop` read.
+        stop: Only positions before this one are considered.
     """
     candidates = []
     for dataset in range(len(order.left_out)):
@@ -154,7 +155,7 @@ def step_spans(order: StreamOrder, position: int, global_batch: int) -> Iterator
 def _epochs_between(
     order: StreamOrder, start: int, stop: int, datasets: Iterable[int] | None = None
 ) -> Iterator[tuple[int, int]]:
-    """Yields the epochs of which a stretch reads instances, as (dataset, epoch).
+    """Yields the epochs that the positions from `start` up to `stop` read, as (dataset, epoch).
 
     Args:
         order: The order of the stream.
@@ -174,7 +175,7 @@ def _epochs_between(
 
 @lru_cache(maxsize=64)
 def _left_out_of_epoch(order: StreamOrder, dataset: int, epoch: int) -> Array:
-    """Returns the positions of an epoch whose instances are left out, int64 [I], ascending."""
+    """Returns the positions of the left-out instances of an epoch, ascending, int64 [I]."""
     passes = order.left_out[dataset]
     instances = passes[epoch % len(passes)]
     return np.sort(positions_in_epoch(order, dataset, epoch, instances.shard, instances.row))

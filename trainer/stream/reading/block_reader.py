@@ -372,13 +372,20 @@ class BlockReader:
     def _submit(
         self, priority: int, result: "Future[Result]", function: Callable[[], Result]
     ) -> None:
-        """Lets a thread call a function; its result or exception goes into `result`."""
+        """Lets a thread call a function; its result or exception goes into `result`.
+
+        Args:
+            priority: Functions with a smaller number are called first, and functions with equal
+                numbers in the order in which they were submitted.
+            result: Receives the result or the exception.
+            function: The function.
+        """
         self._jobs.put((priority, next(self._job_numbers), partial(complete, result, function)))
         if self._stop.is_set():  # and perhaps no thread is left to do it
             result.cancel()
 
     def _work(self) -> None:
-        """Does jobs until one is None; runs in each thread."""
+        """Does the jobs of the queue until it takes None, which ends a thread."""
         while (job := self._jobs.get()[2]) is not None:
             if not self._stop.is_set():
                 job()

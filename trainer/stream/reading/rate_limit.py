@@ -52,11 +52,13 @@ class RateLimit:
         """Opens the shared file, if there is one.
 
         Args:
-            path: A file of `make_rate_file` that the processes of a machine share. None means that
-                this process shares its interval with no other.
+            path: A file that `make_rate_file` made. Through it the processes of a machine share
+                the interval between requests that follows failures. If it is None, this process
+                has an interval for itself.
             rank: Number of this process among those that ask the same store.
-            num_ranks: Number of processes that ask the same store. If they are more than
-                MOST_FREE_RANKS, each makes its requests in turns of its own.
+            num_ranks: Number of processes that ask the same store. If there are more than
+                MOST_FREE_RANKS, each of them spaces its requests so that all processes together
+                begin at most ALL_RANKS_PER_SECOND requests per second.
             uniform: Draws a random number between two numbers.
         """
         self._uniform = uniform
@@ -144,7 +146,7 @@ class RateLimit:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Keeps out the other threads, and the other processes that share the file."""
+        """Locks the shared numbers, so that no other thread or process changes them meanwhile."""
         with self._lock:
             if self._file is not None:
                 fcntl.flock(self._file, fcntl.LOCK_EX)
