@@ -532,7 +532,13 @@ def test_a_run_at_a_url_is_asked_like_one_on_this_machine(asked, bucket, tmp_pat
         printed = capsys.readouterr()
         assert code == 0, printed.err
         records = [json.loads(line) for line in printed.out.splitlines()]
-        assert records == asked.ask(capsys, *question)
+        expected = asked.ask(capsys, *question)
+        assert all(record["is_used"] is None for record in records if "is_used" in record)
+        assert [{**record, "is_used": 0} for record in records] == [
+            {**record, "is_used": 0} for record in expected
+        ]
+    assert main(["ask", "memory://runs/one", "--spikes"]) == 2
+    assert "memory://runs/one has no anomalies.jsonl, which is in" in capsys.readouterr().err
     assert main(["ask", "memory://runs/one", "--step", "7", "--format", "html"]) == 2
     assert "--output says which file the page goes to" in capsys.readouterr().err
 

@@ -79,7 +79,7 @@ def _describe_step(run: AskedRun, content: StepContent, num_documents: int) -> R
         "documents": num_documents,
         "tokens": content.block.num_tokens,
         "masked": content.block.num_masked,
-        "is_used": anomaly is None,
+        "is_used": anomaly is None if run.knows_refused else None,
         "is_undone": content.is_undone,
         **refused,
         "checkpoints_before": [step for step in run.checkpoints if step < content.step],
@@ -379,5 +379,5 @@ def _describe_read(run: AskedRun, read: Read) -> Record:
         "kind": "read",
         **asdict(read),
         "document": f"{read.document:016x}",
-        "is_used": read.step not in run.refused,
+        "is_used": run.is_used(read.step),
     }

@@ -38,6 +38,7 @@ class AskedRun:
         states: The states of its streams in the newest checkpoint, by the length in digits.
         trunk: The run that this run continues, and the step from which on; None if there is none.
         left_out: The documents whose instances the run leaves out; None if there are none.
+        knows_refused: Whether `anomalies` is known. At a URL a run has no anomalies.jsonl.
     """
 
     name: str
@@ -49,6 +50,11 @@ class AskedRun:
     states: Mapping[str, StreamState]
     trunk: tuple[str, int] | None
     left_out: LeftOutDocuments | None = None
+    knows_refused: bool = True
+
+    def is_used(self, step: int | None) -> bool | None:
+        """Returns whether the gradient of a step was used; None if that is not known."""
+        return step not in self.refused if self.knows_refused and step is not None else None
 
     @cached_property
     def refused(self) -> dict[int, Anomaly]:
@@ -100,6 +106,7 @@ def opened_run(
             states=states,
             trunk=(str(trunk["run"]), int(trunk["step"])) if trunk else None,
             left_out=LeftOutDocuments(documents, cache_dir) if documents else None,
+            knows_refused=Folder(name, options).is_local,
         )
 
 

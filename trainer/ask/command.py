@@ -70,6 +70,11 @@ def _answer(
         return answer_documents(run, documents, origins, settings.cache_dir, aside)
     reader = StepReader(run)
     if settings.spikes:
+        if not run.knows_refused:
+            raise ValueError(
+                f"{run.name} has no anomalies.jsonl, which is in the run's own folder alone: ask on"
+                " the machine that has it, or give --step"
+            )
         if not run.anomalies:
             aside(f"{settings.run}: the gradients of all steps were used")
         return answer_steps(run, reader.read_refused(), origins)

@@ -51,7 +51,7 @@ def _format_step(record: Record, _: bool) -> Iterator[str]:
         f" {record['documents']:,} documents, {record['tokens']:,} tokens,"
         f" {record['masked']:,} masked"
     )
-    if not record["is_used"]:
+    if record["is_used"] is False:
         yield f"  {describe_refusal(record)}"
     yield f"  {describe_checkpoints(record['checkpoints_before'], record['step'])}"
 
@@ -175,7 +175,7 @@ def _format_read(record: Record, follows: bool) -> Iterator[str]:
             "  where"
         )
     where = printable(f"{record['dataset']} {record['shard']}#{record['row']}")
-    unused = "" if record["is_used"] else "; the step's gradient was not used"
+    unused = "" if record["is_used"] is not False else "; the step's gradient was not used"
     step, phase, slot = (_count(record[name]) for name in ("step", "phase", "slot"))
     yield (
         f"  {step:>9}  {phase:>5}  {record['seq_len']:>6}  {slot:>6}  {record['epoch']:>5}"
