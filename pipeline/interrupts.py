@@ -50,8 +50,9 @@ class Interruption:
         """Handles signals while the context lasts.
 
         Raises:
-            KeyboardInterrupt: A signal told the command to end. Any other error of a command that
-                is interrupted becomes this one, because the signal is its cause.
+            KeyboardInterrupt: A signal told the command to end. If the command then fails with
+                another error, KeyboardInterrupt is raised from that error, because the signal was
+                the cause.
         """
         try:
             with heard(_SIGNALS, self._hear, self._interrupt):
@@ -89,15 +90,16 @@ class Interruption:
 
 @contextlib.contextmanager
 def heard(numbers: Iterable[int], hear: Callable[[int], None], handler: Handler) -> Iterator[None]:
-    """Hears signals in a thread of their own while the context lasts, and then in the main thread.
+    """Handles each signal twice while the context lasts: at once in a thread, then in the main one.
 
     Signals that the process was started to ignore, as by nohup, stay ignored. Outside of the main
-    thread the context does nothing, because Python handles signals only there.
+    thread the context does nothing, because Python handles signals only in the main thread.
 
     Args:
         numbers: The signals.
-        hear: Called at once, in the second thread, with the number of each signal.
-        handler: Called in the main thread when Python gets to it, as by `signal.signal`.
+        hear: Called with the number of each signal, at once, in a separate thread.
+        handler: Called with the same signal in the main thread, when Python gets to it, as a
+            handler of `signal.signal` is.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -105,7 +105,11 @@ def _free_of_groups(root: Path) -> Iterator[int]:
 
 
 def _free_of_system(root: Path) -> Iterator[int]:
-    """Yields the free memory of the whole machine in bytes, if the system says it."""
+    """Yields the free memory of the whole machine in bytes, if the system says it.
+
+    Args:
+        root: The folder that holds `proc`.
+    """
     for line in _read(root / "proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             yield int(line.split()[1]) * 1024

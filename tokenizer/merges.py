@@ -5,11 +5,14 @@
    moving any.
 2. A dict has the count of every pair of neighbouring symbols. A heap has the pairs whose count
    reaches a threshold; when it is empty, the threshold is lowered and the heap is rebuilt. An entry
-   of the heap may be older than the count of its pair. It is then put back with the new count.
-3. The commonest pair is merged wherever it occurs. The pairs of its symbols with their neighbours
-   lose its weight, and the pairs with the new symbol gain it. The places of new pairs are kept as
-   one `_Places` for each merge. A later merge may change some of them, so places are checked again
-   when their pair is merged.
+   that is taken from the heap may have an outdated count. It is then put back with the count of
+   the dict.
+3. The commonest pair is merged wherever it occurs. At each occurrence, the pairs that its two
+   symbols made with their neighbours disappear, and the pairs of the new symbol with these
+   neighbours appear. The counts of all these pairs change by the weight of the word, which is how
+   often the word occurs in the text. The places of new pairs are kept as one `_Places` for each
+   merge. A later merge may change some of them, so places are checked again when their pair is
+   merged.
 
 Shapes: P positions (symbols and boundaries), K occurrences of one pair, F of them that do not
 directly follow another occurrence.
@@ -65,7 +68,7 @@ class _Places:
 class PairMerger:
     """Merges pairs of neighbouring symbols in words, and keeps the counts of all pairs.
 
-    Of equally common pairs the first by code points is merged.
+    If several pairs are equally common, the first one by code points is merged.
 
     Attributes:
         pieces: The pieces by id. Merging appends new ones.
@@ -171,7 +174,11 @@ class PairMerger:
                 heapq.heappush(self._heap, (-count, *self._strings(key)))
 
     def _find(self, left: int, right: int) -> Array:
-        """Finds where a pair occurs now; of two occurrences that overlap only the first.
+        """Finds where a pair occurs now. If two occurrences overlap, only the first is returned.
+
+        Args:
+            left: The id of the left piece.
+            right: The id of the right piece.
 
         Returns:
             [K] the positions of its left symbols.
@@ -188,9 +195,8 @@ class PairMerger:
     def _drop_overlaps(self, at_K: Array) -> Array:
         """Drops positions so that no two pairs overlap.
 
-        Of positions that directly follow each other, the first, third, fifth and so on are kept.
-
-        For example, `a a a` has two pairs `a a`, of which only the first can be merged.
+        For example, `a a a` has two pairs `a a`, of which only the first can be merged. If several
+        positions directly follow one another, the first, third, fifth and so on are kept.
 
         Args:
             at_K: Ascending positions of a pair of equal symbols.
@@ -205,10 +211,10 @@ class PairMerger:
     def _neighbour_pairs(
         self, left: int, right: int, first_F: Array, at_K: Array, after_K: Array
     ) -> tuple[_Places, dict[int, int]]:
-        """Finds the pairs that occurrences of a pair have with their neighbours.
+        """Finds the pairs that the symbols of a pair make with their neighbours.
 
-        They are (symbol before, left) and (right, symbol after). The first symbol of a word has no
-        symbol before it, and the last one none after it.
+        At each occurrence these are (symbol before, left) and (right, symbol after). The first
+        symbol of a word has no symbol before it, and the last symbol has none after it.
 
         Args:
             left: The left symbol of an occurrence.
@@ -255,7 +261,10 @@ def _group(keys: Array, positions: Array, weights: Array) -> tuple[_Places, dict
     Args:
         keys: The pair at each position.
         positions: The positions.
-        weights: The weight of each position.
+        weights: How often the word at each position occurs.
+
+    Returns:
+        The positions grouped by pair, and the summed weight of each pair.
     """
     if not len(keys):
         return _Places(keys, np.zeros(1, np.int32), positions), {}

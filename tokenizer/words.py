@@ -12,7 +12,9 @@ from tokenizer.word_rule import WordRule
 
 
 def count_words(texts: Iterable[str], rule: WordRule) -> Counter[str]:
-    """Counts how often each word occurs. Memory holds the distinct chunks.
+    """Counts how often each word occurs.
+
+    Memory grows with the number of distinct chunks, the texts between two white spaces.
 
     Args:
         texts: Cleaned texts (`pipeline.text.cleaning`), whose only white space is " " and line

@@ -10,7 +10,10 @@ from trainer.model.config import BertConfig, ModelSettings, preset
 from trainer.optim.settings import DecayForm, OptimizerSettings, Schedule, WarmupForm
 
 OF_PHASES = ("steps", "global_batch", "peak_lr", "warmup_fraction", "warmup_steps")
-"""Fields of Phase that PretrainSettings has too, with one value for all phases or one for each."""
+"""Fields of Phase that PretrainSettings has too, with one value for all phases or one for each.
+
+On the command line they are shorter than `--phases.0.steps`: `--steps 9000 1000`.
+"""
 
 
 @dataclass(frozen=True)
@@ -417,10 +420,14 @@ Settings = TypeVar("Settings", bound=PretrainSettings)
 
 
 def resolve(settings: Settings) -> Settings:
-    """Returns the settings after checks, with the values of `OF_PHASES` written into the phases.
+    """Checks settings, and moves values that were given for all phases into the phases.
 
     Args:
         settings: The settings as the user gave them. `PretrainSettings` or a subclass.
+
+    Returns:
+        The same settings, in which each phase has its own value of the fields in `OF_PHASES`, such
+        as `steps` and `peak_lr`. The fields of these names beside the phases are empty lists.
 
     Raises:
         ValueError: Settings contradict each other, or a value is malformed.
@@ -441,7 +448,9 @@ def resolve(settings: Settings) -> Settings:
 
 
 def _change_phase(settings: PretrainSettings, index: int) -> Phase:
-    """Returns a phase in which the values of `OF_PHASES` replace its own.
+    """Returns a phase with the values that the settings beside the phases give for it.
+
+    These are the settings in `OF_PHASES`; they win over the phase's own values.
 
     Args:
         settings: The settings of the run.

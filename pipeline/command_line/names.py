@@ -144,10 +144,14 @@ def answer_unknown(
 
 
 def _taken_elsewhere(plain: str, takers: Callable[[str], Sequence[str]]) -> str:
-    """Returns a clause such as "build takes --vocab" about the other commands that have a flag.
+    """Returns a clause about other commands that have an unknown flag, as "build takes --vocab".
 
-    A flag of another program counts as our flag with the same meaning. The text is empty if no
-    command has either.
+    If no command has the flag, but it is one of another program (`_SAME_HERE`), the clause is about
+    the commands that have our flag of the same meaning. If there are none, it is empty.
+
+    Args:
+        plain: The unknown flag without dashes, with underscores.
+        takers: Returns the names of the other commands that have a flag.
     """
     for flag in (plain, *_SAME_HERE.get(plain, "").split()):
         if commands := takers(flag):
@@ -170,8 +174,9 @@ def suggest(wrong: str, known: Iterable[str]) -> list[str]:
 def _same(wrong: str, names: Sequence[str]) -> list[str]:
     """Returns the names that are meant beyond doubt; empty if there are none.
 
-    They are the names whose last part is the wrong name (lr for schedule.lr), else those that begin
-    with it, else those that mean the same in another program.
+    The first of these groups that is not empty is returned: names whose last part is the wrong name
+    (schedule.lr for lr); names that begin with the wrong name; names of settings that another
+    program calls by the wrong name (`_SAME_HERE`).
 
     Args:
         wrong: The unknown name in lower case, with underscores.

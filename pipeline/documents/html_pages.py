@@ -86,7 +86,7 @@ def extract_text(html: str) -> str:
 
 
 def _known_encodings(labels: Iterable[str | None]) -> Iterable[str]:
-    """Returns Python's names of the encodings with these labels, each once.
+    """Returns Python's names of the encodings that pages call by these labels, each name once.
 
     A label that browsers do not know is left out.
     """
@@ -97,7 +97,11 @@ def _known_encodings(labels: Iterable[str | None]) -> Iterable[str]:
 
 
 def _decode_by_all(body: bytes, encodings: Iterable[str]) -> dict[str, str]:
-    """Returns the decoded page by each of the encodings that fits its bytes."""
+    """Decodes a page by several encodings.
+
+    Returns:
+        The decoded page by the name of the encoding, for each encoding that fits the bytes.
+    """
     texts: dict[str, str] = {}
     for encoding in encodings:
         text = _try_decode(body, encoding)
@@ -110,8 +114,8 @@ def _try_decode(body: bytes, encoding: str) -> str | None:
     """Decodes a page, or returns None if it is not in this encoding.
 
     A page may have been cut, so its bytes may end within a character. In UTF-8 some bytes may be
-    wrong, but not more than there are right characters beyond ASCII. Text in another encoding has
-    hardly any right ones.
+    wrong, but not more than there are right characters beyond ASCII. If the text is in another
+    encoding, UTF-8 finds hardly any right characters beyond ASCII in it.
     """
     try:
         return codecs.getincrementaldecoder(encoding)("strict").decode(body)
@@ -127,8 +131,13 @@ def _try_decode(body: bytes, encoding: str) -> str | None:
 def _is_plausible(text: str, encoding: str) -> bool:
     """Returns whether a decoded page looks like text in this encoding.
 
-    Only cp1252 is checked, because nearly any bytes can be decoded by it, and because servers name
-    it without looking at the page. In text of Latin script most letters have no accent.
+    A page decoded by cp1252 does if it has at most as many accented letters as other Latin letters.
+    A page decoded by any other encoding always does. Only cp1252 is checked, because nearly any
+    bytes can be decoded by it, and because servers name it without looking at the page.
+
+    Args:
+        text: The decoded page.
+        encoding: Python's name of the encoding by which it was decoded.
     """
     if encoding != "cp1252":
         return True

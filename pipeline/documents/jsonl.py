@@ -139,7 +139,15 @@ def _is_jsonl(beginning: Beginning) -> bool:
 
 
 def parse_object(text: str, _: Record, __: FileRange, text_field: str) -> str:
-    """Returns the text of a record that is a JSON object, as `Format.parse`."""
+    """Returns the text in a record of JSON lines; it is the `parse` of their `Format`.
+
+    Other formats need all arguments. This one does not use the record's number and offset, nor the
+    range of the file.
+
+    Args:
+        text: The record, a JSON object.
+        text_field: The name of the field that holds the text.
+    """
     return parse_jsonl(text, text_field)
 
 

@@ -39,7 +39,10 @@ def choose_uses(
     seed: int,
     pass_index: int,
 ) -> tuple[list[int], list[int]]:
-    """Returns the uses of the documents in one pass.
+    """Chooses how often each document is used in one pass, and lists its uses.
+
+    A document of a source with weight 2.5 is used two or three times, by the rule at the top of
+    this file. A document with weight 0.5 is used once or not at all.
 
     Args:
         ids: The ids of D documents.
@@ -49,8 +52,8 @@ def choose_uses(
         pass_index: The number of the pass, from 0.
 
     Returns:
-        Two lists with one entry for each use: the index of the document in `ids`, and how many
-        earlier entries are of the same document.
+        Two lists with one entry for each use, in the order of `ids`: the index of the document in
+        `ids`, and the number of earlier uses of the same document in this pass.
     """
     uses = np.array(
         [

@@ -39,7 +39,9 @@ class DeepCheck:
     """
 
     def __init__(self, dataset: Dataset) -> None:
-        """Reads the rules from the dataset's manifest and vocabulary.
+        """Prepares the rules that instances must obey.
+
+        They follow from the settings in the dataset's manifest, and from its vocabulary.
 
         Raises:
             ValueError: The vocabulary or the settings cannot be read, or do not fit each other.
@@ -68,7 +70,11 @@ class DeepCheck:
         self._where = dataset.locate("manifest.json")
 
     def __call__(self, shard: Shard, block: Block) -> Iterator[str]:
-        """Yields what is wrong with a block of a shard; after the shard's last block, with both."""
+        """Yields a message for each rule that a block breaks.
+
+        With the last block of a shard it also yields what is wrong with the documents of the whole
+        shard.
+        """
         rules = self._rules[shard.seq_len]
         key = (shard.split, shard.seq_len)
         violations = list(find_violations(block, rules))
@@ -81,12 +87,12 @@ class DeepCheck:
         yield from self._check_documents(shard, block)
 
     def _check_documents(self, shard: Shard, block: Block) -> Iterator[str]:
-        """Yields, after the last block of a shard, what is wrong with the shard's documents.
+        """Yields, with the last block of a shard, what is wrong with the shard's documents.
 
-        An instance holds the first 64 bits of the ids of its documents. Every document that a pass
-        uses is segment A of at least one instance, so that the ids of all segments A are compared
-        with the shard's seal. Segments B must be from the same documents, and all ids must be in
-        the range of the shard's bucket.
+        An instance holds the first 64 bits of the ids of its two documents. Every document that a
+        pass uses gives segment A of at least one instance, so the ids of all segments A are
+        compared with the seal of the shard. Segments B must be from the same documents, and all ids
+        must be in the range of the shard's bucket.
         """
         random_b = block.document_b[block.is_random_next]
         self._documents.setdefault(shard.name, []).append((block.document_a, random_b))
@@ -135,9 +141,9 @@ class DeepCheck:
     def _check_last_ids(self, ids: Array) -> Iterator[str]:
         """Yields a message if the validation shard does not hold the documents held out.
 
-        Of each source, the documents with the lowest ids are held out, except very long ones. The
-        manifest has the last of these ids of each source: all must be in the shard, and no id
-        above the highest of them.
+        The documents with the lowest ids of each source are held out, except very long ones. The
+        manifest names the highest id held out of each source. Each of these ids must be in the
+        shard, and no id in the shard may be higher than all of them.
 
         Args:
             ids: [n] uint64, ascending: the first 64 bits of the ids of the shard's documents.

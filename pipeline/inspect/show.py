@@ -130,12 +130,16 @@ def describe_instance(block: Block, vocabulary: Vocabulary) -> dict[str, Any]:
 def _split_at_masks(
     pieces: Sequence[str], originals: dict[int, str], positions: range
 ) -> list[Any]:
-    """Returns a segment as texts of joined pieces, and the masked pieces between them.
+    """Returns a segment as a list of texts and masked pieces, in their order.
 
     Args:
         pieces: The pieces of the instance that the model is shown.
         originals: The original pieces by their positions, for masked positions.
         positions: The positions of the segment.
+
+    Returns:
+        A str for each sequence of pieces that are not masked, joined to words; and for each masked
+        piece a dict of the piece that is `shown` to the model and the `original` piece.
     """
     items: list[Any] = []
     text = ""
@@ -155,7 +159,11 @@ def _split_at_masks(
 
 
 def format_segment(items: Sequence[Any]) -> str:
-    """Returns a segment of `describe_instance` as text."""
+    """Returns a segment as text, with masked pieces as `_mark` writes them.
+
+    Args:
+        items: The texts and masked pieces of the segment, as in the result of `describe_instance`.
+    """
     return "".join(item if isinstance(item, str) else _mark(**item) for item in items)
 
 

@@ -37,8 +37,8 @@ class InstanceRule:
         cls_id: The id of [CLS].
         sep_id: The id of [SEP].
         masking: The rule by which instances are masked.
-        nsp_balance: "reference" draws a random B as often as the reference, "exact" for half of the
-            instances.
+        nsp_balance: "reference" draws a random B as often as google-research/bert, "exact" for half
+            of the instances.
         weights: How often a pass uses a document, in millionths, by the number of its source;
             empty if each document is used once.
     """
@@ -229,14 +229,16 @@ def _build_group(
     rule: InstanceRule,
     rng: Random,
 ) -> Block:
-    """Gathers and masks the pairs of a mask group; returns them as one large block.
+    """Makes masked instances of a group of pairs, as one large block.
+
+    The tokens of the pairs are copied from the bucket. One generator masks all of them.
 
     Args:
         tokens: [T] the tokens of the bucket.
         pairs: The pairs of the group.
         id_prefixes: [D] the first 64 bits of each document's id.
         rule: The rule by which instances are made.
-        rng: The generator of the group's masks.
+        rng: The generator that draws the masks.
     """
     packed = gather_pairs(tokens, pairs, rule.cls_id, rule.sep_id)
     masked = mask_instances(

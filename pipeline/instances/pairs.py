@@ -196,8 +196,8 @@ def make_pairs(
         seq_len: The most tokens an instance may have, the three special ones included.
         short_seq_prob: The share of documents whose pairs have a shorter target length, drawn at
             random.
-        nsp_balance: "reference" draws a random B as the reference does; "exact" makes half of the
-            pairs random.
+        nsp_balance: "reference" draws a random B as google-research/bert does, which gives some
+            56 % of the pairs a random B; "exact" makes half of the pairs random.
         rows: The documents to make pairs of, each any number of times; None takes every document
             once. A random B may come from any document of the bucket but A's.
 
@@ -255,8 +255,8 @@ def _pair_compiled(
         seeds: A seed for each of them.
         max_tokens: The most tokens of a pair.
         short_seq_prob: The share of documents with a shorter target length.
-        balanced_tokens: The number of tokens of all `rows`, to make half of the pairs random; None
-            draws as the reference does.
+        balanced_tokens: If half of the pairs are to be random, the number of tokens of all `rows`.
+            With None the chance of a random B is one half, as in google-research/bert.
     """
     firsts = np.ascontiguousarray(sentence_offsets, np.int64)
     uses = np.array(rows, np.int64)
@@ -305,7 +305,8 @@ def _pair_document(
         max_tokens: The most tokens of a pair.
         short_seq_prob: The chance that all pairs of the document have a shorter target length.
         rng: The document's generator.
-        balance: Decides with which chance B is random; None draws as the reference does.
+        balance: Computes the chance that B is random. With None the chance is one half, as in
+            google-research/bert.
     """
     bounds = sentences.bounds
     is_short = rng.random() < short_seq_prob
@@ -343,7 +344,7 @@ def _draw_random_b(
     Args:
         sentences: The places of all sentences.
         document: The number of A's document.
-        target: B ends with the sentence that brings it to this many tokens.
+        target: The number of tokens that B should have. B ends with the sentence that reaches it.
         rng: The generator of A's document.
 
     Returns:

@@ -273,7 +273,7 @@ class StoredDocuments:
         tokens: How to read the token parts.
         part_names: Names of the token parts.
         bucket: The bucket.
-        advice: What the user should do if the documents are not those of the bucket.
+        advice: End of the same message: what the user should do.
     """
 
     tokens: TokenParts
@@ -286,7 +286,10 @@ class StoredDocuments:
 
     @property
     def origin(self) -> str:
-        """Beginning of an error message, which goes on with the documents that were found."""
+        """Beginning of an error message, such as "the token parts in FOLDER hold".
+
+        The caller appends the number of documents that it has found.
+        """
         return f"the token parts in {self.tokens.folder.url} hold"
 
     def __iter__(self) -> Iterator[TokenizedDocument]:
@@ -305,7 +308,8 @@ class GroupedDocuments:
         bucket: The bucket.
         chunks: What GroupByKey gathered (`pack_chunk`).
         tokens: How to read dropped.ids and the chunks.
-        origin: Beginning of an error message, which goes on with the documents that were found.
+        origin: Beginning of an error message, to which the caller appends the number of documents
+            that it has found.
         advice: What the user should do if the documents are not those of the bucket.
     """
 
@@ -345,7 +349,7 @@ class GroupedDocuments:
 
 
 DeliveredDocuments = StoredDocuments | GroupedDocuments
-"""The documents of one bucket as either mode delivers them. Both have `origin` and `advice`."""
+"""The documents of one bucket, as one of the two modes delivers them."""
 
 
 def find_documents(

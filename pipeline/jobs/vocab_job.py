@@ -42,8 +42,8 @@ class CountingRule:
     Attributes:
         reading: How documents are read.
         filter: Which documents are left out.
-        num_bits: One of 2^bits documents of a part is counted; the bits by the part's key. Of a
-            part that is not named every document is counted.
+        num_bits: The number k by a part's key: one in 2^k documents of the part is counted. Of a
+            part that is not in the mapping every document is counted.
         words: How text is divided into words.
         factors: A number for each source, by which the counts of its words are multiplied.
     """

@@ -64,7 +64,7 @@ class _Scale(NamedTuple):
     end: float
 
     def __call__(self, value: float) -> float:
-        """Returns the place of a value, to a tenth of a unit."""
+        """Returns the place of a value in units of the SVG, rounded to a tenth."""
         share = value / (self.high - self.low) - self.low / (self.high - self.low)
         return round(self.start + (self.end - self.start) * share, 1)
 

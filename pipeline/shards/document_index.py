@@ -95,7 +95,7 @@ class DocumentIndex:
     def __init__(
         self, dataset: Dataset, split: str, cache_dir: Path, say: Callable[[str], object]
     ) -> None:
-        """Keeps the arguments; `open_document_index` describes them."""
+        """Keeps the arguments, which are those of `open_document_index`."""
         self.dataset = dataset
         self.split = split
         self.folder = cache_dir / "documents"
@@ -104,7 +104,7 @@ class DocumentIndex:
     def find(self, ids: Array, seq_lens: Sequence[int] | None = None) -> Found:
         """Returns the instances of all passes that hold one of the documents.
 
-        Of a dataset that is being built, passes are looked into that `dataset.find_pass` has seen.
+        If the dataset is being built, these are the passes that `dataset.find_pass` has found.
 
         Args:
             ids: [Q] uint64, the first 64 bits of documents' ids; duplicates count once.
@@ -158,7 +158,11 @@ class DocumentIndex:
 
     @contextlib.contextmanager
     def _told_of_reading(self, places: Sequence["_ShardPlace"]) -> Iterator[None]:
-        """Says which shards the cache lacks, and how long reading them took and what they take."""
+        """Says how many shards must be read because the cache lacks them, and what that cost.
+
+        Args:
+            places: The shards that are looked into while the context lasts.
+        """
         missing = [place.shard for place in places if not self._path(place.shard).is_file()]
         if not missing:
             yield
@@ -173,7 +177,12 @@ class DocumentIndex:
         self._say(f"{what} took {seconds:.1f} s, and take {kept_bytes / 1e6:,.2f} MB there")
 
     def _find_in(self, wanted: Array, place: "_ShardPlace") -> Found:
-        """Returns the instances of one shard."""
+        """Returns the instances of one shard that hold some documents, in the order of rows.
+
+        Args:
+            wanted: The first 64 bits of the documents' ids, ascending.
+            place: The shard.
+        """
         shard = place.shard
         documents = self._load(shard) or self._build(shard)
         is_foreign = place.is_foreign(documents.ids)
@@ -383,9 +392,10 @@ def _concatenate(parts: Sequence[Found]) -> Found:
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Writes a file of the cache, which appears by rename.
+    """Writes a file of the cache under a temporary name, and renames it.
 
-    Nothing waits for the disk: a file that a loss of power has cut is noticed by its crc32.
+    It does not wait until the disk has the bytes (fsync). If a loss of power leaves the file
+    incomplete, readers notice by its crc32.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}")

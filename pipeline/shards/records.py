@@ -36,8 +36,8 @@ class Shard:
         masked_as_mask: Number of masked positions that show [MASK].
         masked_kept: Number of masked positions that show the original token. Positions in neither
             number show another token.
-        seal: Seal of all documents of its bucket, whether or not the weights of sources use them
-            in this pass.
+        seal: Number, tokens and exclusive or of the ids of all documents of its bucket. If the
+            weight of a source is below 1, this counts also documents that the pass leaves out.
         source_tokens: Number of tokens from each source, by the source's number; empty if the
             dataset has one source.
     """

@@ -204,8 +204,8 @@ def _writing(settings: BuildSettings, *, only_reads_tokens: bool = False) -> Ite
     """Locks the output while the body of the `with` statement writes to it.
 
     No other build can then write into the same local folders. Object stores have no locks. If two
-    builds write to one store, their counts and seals differ, and one of them ends with an error.
-    Temporary files are kept in a folder of their own.
+    builds write to the same folder of a store, one of them finds other files than its counts and
+    seals say, and ends with an error. Temporary files are kept in a separate folder.
 
     Args:
         settings: Name the output and the folder of encoded documents.

@@ -208,7 +208,7 @@ def write_tokenizer(folder: Folder, vocabulary: Vocabulary, rule: WordRule) -> N
 
 
 def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, Any]:
-    """Returns what decides the vocabulary: the given file, or the input and how it is learned.
+    """Returns the facts that decide the vocabulary: the given file, or the input and settings.
 
     Some settings are left out at their default values, so that a vocab.json from before these
     settings still fits.
@@ -295,7 +295,10 @@ class _CountedWords(NamedTuple):
 def _learn(
     settings: BuildSettings, parts: Sequence[Part], folder: Folder, beam_arguments: Sequence[str]
 ) -> Vocabulary:
-    """Counts the words of a sample and learns a vocabulary from them; says what it comes to.
+    """Counts the words of a sample, and learns a vocabulary from them or extends one.
+
+    It prints how many words there are. Then it prints what an extension has gained, or that the
+    input has fewer pieces than vocab_size.
 
     Args:
         settings: Settings of the build.
@@ -341,7 +344,7 @@ def _say_gain(
     words: Sequence[str],
     counts: Sequence[int],
 ) -> None:
-    """Says how much better an extended vocabulary fits the words of the sample.
+    """Prints into how many tokens a word of the sample is cut, before and after an extension.
 
     Args:
         settings: Settings of the build.

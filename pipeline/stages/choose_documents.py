@@ -120,15 +120,16 @@ def drop_documents(
 def describe_near_duplicates(
     folder: Folder, names: Sequence[str], found: Sequence[NearDuplicate]
 ) -> list[dict[str, str]]:
-    """Returns near-duplicates as examples for the report, with their places in the input.
+    """Describes near-duplicates, with their places in the input, as examples for the report.
 
     Args:
-        folder: The folder of the token parts, whose index is written.
+        folder: The folder of the token parts. The index of the parts must have been written.
         names: Names of the token parts.
         found: The near-duplicates.
 
     Returns:
-        For each of them "reason", "where" and "text", as other examples of dropped documents have.
+        One dict for each near-duplicate, with the keys of all examples of dropped documents:
+        "reason", "where" (its place in the input), and "text" (which document it is like).
     """
     if not found:
         return []

@@ -24,9 +24,9 @@ _EXPECTED = (
 
 @dataclass(frozen=True)
 class FilterRule:
-    """The settings that decide which documents are kept. By default all are.
+    """The settings that decide which documents are kept. By default all documents are kept.
 
-    The default of a field means that the filter is off.
+    If a field has its default, its filter is off.
 
     Attributes:
         min_characters: Documents with fewer characters of cleaned text are dropped as too_short.
@@ -49,9 +49,11 @@ class FilterRule:
         return self == FilterRule()
 
     def content(self) -> dict[str, Any]:
-        """Returns the settings that decide which documents are kept, for hashes, by name.
+        """Returns the settings that decide which documents are kept, by name.
 
-        A filter that is off adds nothing, so that a new filter changes no hash of older settings.
+        The hash of a dataset's settings covers them. A filter that is off is not in the mapping. So
+        if a later version of this program has one more filter, hashes stay as they are until the
+        filter is used.
         """
         content: dict[str, Any] = {}
         for field in fields(self):

@@ -90,8 +90,12 @@ def keep_lines(
 def _split_items(line: str) -> Iterator[str]:
     """Yields the items of a list that was written on one line, each with its number or letter.
 
-    The items are numbered from 1 or from a, or have a bullet before each number. A line that begins
-    with another number is one item.
+    Examples of such lines are "1. One. 2. Two." and "a. One. b. Two.". If each number follows a
+    bullet, the first may be any number, as in "• 9. Nine. • 10. Ten.". Without bullets, a line that
+    does not begin with 1 or a is yielded as one item.
+
+    Args:
+        line: A line that begins with the number or letter of an item.
     """
     item = _ITEM.match(line)
     start = 0
@@ -122,7 +126,7 @@ def _split_list(line: str, language: str) -> Iterator[str]:
 def _split_long_quotation(sentence: str, language: str) -> Sequence[str]:
     """Splits a long sentence as if its quotation marks, apostrophes and brackets were letters.
 
-    `sentencex` does not split text between such marks.
+    Otherwise `sentencex` would not split the text between such marks.
     """
     if not _INNER_STOP.search(sentence):
         return (sentence,)

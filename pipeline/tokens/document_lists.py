@@ -109,7 +109,8 @@ class DocumentList(Generic[DocumentKind]):
         Args:
             documents: The documents of the new list.
             counters: Numbers to add to the list's counters.
-            empty: Place and text of each document that was dropped as empty, for the examples.
+            empty: Place and text of each document that was dropped because it was empty. Some of
+                them are added to `dropped`, the examples of dropped documents.
         """
         summed = dict(Counter(self.counters) + Counter(counters))
         dropped = list(self.dropped)

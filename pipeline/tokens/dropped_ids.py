@@ -23,7 +23,7 @@ DROPPED_DTYPE = np.dtype([("high", "<u8"), ("low", "<u8"), ("reason", "u1")])
 
 
 def read_dropped_ids(folder: Folder, first_id: bytes, last_id: bytes) -> frozenset[bytes]:
-    """Returns the ids from first_id to last_id, inclusive, that are left out.
+    """Returns the ids in dropped.ids from first_id to last_id, inclusive.
 
     Raises:
         ValueError: The file is missing or damaged.
@@ -34,14 +34,14 @@ def read_dropped_ids(folder: Folder, first_id: bytes, last_id: bytes) -> frozens
 
 
 def iterate_dropped(folder: Folder, *, has_dropped: bool) -> Iterator[Rows]:
-    """Yields the rows of the file in 256 groups by the first byte of the ids.
+    """Yields the rows of dropped.ids in 256 groups by the first byte of the ids, lazily.
 
     Args:
         folder: The folder of token parts.
-        has_dropped: Whether the file exists; otherwise all groups are empty.
+        has_dropped: Whether the build wrote dropped.ids. If not, all groups are empty.
 
     Raises:
-        ValueError: The file is missing or damaged.
+        ValueError: dropped.ids is missing or damaged.
     """
     bounds = read_bounds(folder, DROPPED) if has_dropped else np.zeros(NUM_GROUPS + 1, np.int64)
     for group in range(NUM_GROUPS):

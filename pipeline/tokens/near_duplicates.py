@@ -106,8 +106,8 @@ def find_near_duplicates(banded: Rows, min_matches: int) -> Rows:
         min_matches: In how many places the signatures of near-duplicates agree, at least.
 
     Returns:
-        One row for each document that resembles one with a smaller id: its id, the smallest such
-            other id, and the number of matches with it; sorted by id.
+        One row for each document that resembles a document with a smaller id, sorted by id: its
+        id, the smallest id of such other documents, and the number of matches with that one.
     """
     order = np.lexsort((banded["low"], banded["high"], banded["key"]))
     order = order[is_first(*(banded[name][order] for name in ("key", "high", "low")))]
@@ -125,7 +125,14 @@ def find_near_duplicates(banded: Rows, min_matches: int) -> Rows:
 
 
 def keep_smallest(found: Rows) -> Rows:
-    """Keeps, for each near-duplicate, the row with the smallest other id; sorted by id."""
+    """Keeps one row for each near-duplicate, and sorts the rows by its id.
+
+    A row has the id of a near-duplicate, and the id of another document that it resembles. Among
+    the rows of one near-duplicate, the row with the smallest id of the other document is kept.
+
+    Args:
+        found: Rows of FOUND_DTYPE, in any order.
+    """
     names = ("matches", "other_low", "other_high", "low", "high")
     found = found[np.lexsort([found[name] for name in names])]
     smallest: Rows = found[is_first(found["high"], found["low"])]
@@ -148,7 +155,7 @@ def _similar_pairs(
 
     Yields:
         The later document of each pair and its leader, both as places in `order`, and the number
-            of their matches.
+        of their matches.
     """
     place_in_group = np.arange(len(order)) - starts
     unmatched = np.flatnonzero(place_in_group > 0)

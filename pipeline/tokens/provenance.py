@@ -1,9 +1,12 @@
-"""Finds where documents come from by their ids, and lists those that hold text of task files.
+"""Finds where documents come from by their ids, and lists documents that hold text of task files.
 
-Each token part has a file `NAME.places` (Parquet), with the place of each document in the order of
-the part's index. A document is found by one small read of the index of each part that has ids with
-the same prefix, and then of one row group of places. `NAME.overlaps` has one line of JSON for each
-document that holds text of task files.
+Task files are the test sets that the user names by --task_files (docs/input.md).
+
+Each token part NAME has a file `NAME.places` (Parquet). It says of each document from which place
+of the input it is, in the order of the part's index. To find a document by its id, only parts with
+ids of the same prefix are looked into: a few rows of the index are read, and then one row group of
+`NAME.places`. `NAME.overlaps` has one line of JSON for each document of the part that holds text of
+task files.
 """
 
 import io
@@ -102,7 +105,7 @@ class EncodedDocuments:
 
 
 def pack_places(documents: Sequence[TokenizedDocument]) -> bytes:
-    """Returns the content of a part's file of places, in the order of its index."""
+    """Returns the content of a part's file `NAME.places`, in the order of the part's index."""
     ordered = sorted(documents, key=lambda document: document.id)
     columns = {
         "id": [document.id for document in ordered],
@@ -124,13 +127,13 @@ def writable(place: str) -> str:
 
 
 def pack_overlaps(overlaps: Sequence[tuple[str, str, Overlap]]) -> bytes:
-    """Returns the content of a part's file of overlaps, one line of JSON for each.
+    """Returns the content of a part's file `NAME.overlaps`, one line of JSON for each document.
 
-    A line is a list: the document's id and place, the place of the task's text, and the words that
-    both hold.
+    A line is a list: the document's id and place, the place of the text in a task file, and the
+    words that both hold.
 
     Args:
-        overlaps: The id in hex, the place and the overlap of each document.
+        overlaps: The id in hex and the place of each document, and its overlap with a task file.
     """
     rows = (
         (document_id, writable(where), writable(overlap.place), overlap.words)
@@ -176,7 +179,7 @@ def write_overlaps(
 
 
 def _parse_overlaps(data: bytes, where: str) -> pa.Table:
-    """Parses the file of a part that lists its documents which share words with task files.
+    """Parses a part's file `NAME.overlaps` (`pack_overlaps`).
 
     Raises:
         ValueError: The file is damaged.
@@ -340,7 +343,7 @@ def _find_in_range(
         stop: One past the last row.
 
     Returns:
-        The documents, each with the part's name.
+        For each document the name of the part, and the document.
 
     Raises:
         ValueError: A file is damaged, or the places are not those of the index.

@@ -88,13 +88,15 @@ def choose_sample(parts: Sequence[Part]) -> dict[Part, int]:
 def sample_documents(
     documents: DocumentList[Document], bits_of: Mapping[str, int]
 ) -> DocumentList[Document]:
-    """Keeps the documents that belong to the sample: their ids begin with a number of one bits.
+    """Keeps the documents that belong to the sample.
 
-    These are the documents with the highest ids. Those with the lowest are for validation.
+    For a sample of one out of 2^k documents, these are the documents whose ids begin with k bits
+    that are all 1. They have the highest ids; documents with the lowest ids are for validation.
 
     Args:
-        documents: Cleaned documents.
-        bits_of: The number of these bits, by the key of the part. A part that is not there has 0.
+        documents: Cleaned documents of one part of the input.
+        bits_of: The number k, by the key of the part. Of a part that is not in the mapping all
+            documents are kept.
     """
     num_bits = bits_of.get(documents.part, 0)
     assert 0 <= num_bits <= 64, f"a sample of 2^-{num_bits} of the documents"
@@ -109,7 +111,9 @@ def sample_documents(
 def count_list(
     documents: DocumentList[Document], rule: WordRule, factors: Sequence[int] = (1,)
 ) -> Iterator[tuple[int, dict[str, int]]]:
-    """Counts the words of a list.
+    """Counts the words of a list of documents, bucket by bucket.
+
+    The crc32 of a word decides to which of NUM_WORD_BUCKETS buckets it belongs.
 
     Args:
         documents: Cleaned documents.
@@ -117,7 +121,7 @@ def count_list(
         factors: The factor of each source, by which its counts are multiplied.
 
     Yields:
-        The number of each bucket that has words, and the counts of these words.
+        The index of a bucket that has words of these documents, and the count of each such word.
     """
     factor = factors[documents.source]
     buckets: dict[int, dict[str, int]] = {}
@@ -151,7 +155,14 @@ def seal_counts(counts: Mapping[str, int]) -> WordSeal:
 
 
 def add_word_seals(seals_of_lists: Iterable[Mapping[int, WordSeal]]) -> dict[int, WordSeal]:
-    """Adds the seals of all lists; returns what the table of each bucket must hold."""
+    """Adds up the seals of all lists of documents, bucket by bucket.
+
+    Args:
+        seals_of_lists: For each list the seal of its words in each bucket, by the bucket's index.
+
+    Returns:
+        The seal that the table of each bucket must have.
+    """
     total: dict[int, WordSeal] = {}
     for seals in seals_of_lists:
         for bucket, seal in seals.items():

@@ -77,8 +77,8 @@ class Site(NamedTuple):
     """The facts about a wiki from the beginning of its dump.
 
     Attributes:
-        has_root: Whether the file begins with the root element of a dump. A block of pages does
-            not.
+        has_root: Whether the file begins with the root element of a dump, <mediawiki>. A file that
+            holds nothing but pages does not, and need not end with the closing tag.
         hidden_prefixes: Prefixes of links that are not shown as text, as `normalize_prefix` writes
             them.
         other_namespaces: Prefixes of titles of pages that are no articles, as `normalize_prefix`

@@ -53,7 +53,8 @@ def parse_wikitext(text: str, hidden_prefixes: Set[str] = frozenset()) -> str:
 
     Args:
         text: The wikitext.
-        hidden_prefixes: Prefixes of links that are not shown. Links to files are never shown.
+        hidden_prefixes: Prefixes of links that are left out (`pipeline.wiki.dump.hidden_prefixes`).
+            Links to files and categories are always left out.
     """
     is_hidden = partial(_is_hidden, hidden=_HIDDEN | hidden_prefixes)
     if compiled is None:
@@ -62,7 +63,12 @@ def parse_wikitext(text: str, hidden_prefixes: Set[str] = frozenset()) -> str:
 
 
 def _make_paragraphs(rendered: str) -> str:
-    """Returns the paragraphs of a page, one per line, from the text with the markup of lines."""
+    """Returns the paragraphs of a page, one per line.
+
+    Args:
+        rendered: The text that `markup.render` returned. It still has the marks of headings, lists
+            and tables at the beginning of lines, and quotes around bold text.
+    """
     rendered = _BEHAVIOUR.sub("", _QUOTES.sub("", rendered))
     rendered = _STOPS_IN_BRACKETS.sub("", _EMPTY_BRACKETS.sub("", rendered))
     rendered = _LONE_STOPS.sub(".", _LONE_COMMAS.sub(",", rendered))
@@ -78,11 +84,13 @@ def _make_paragraphs(rendered: str) -> str:
 
 
 def _is_hidden(title: str, hidden: Set[str]) -> bool:
-    """Returns whether a link is not shown as text: to a file, a category or another language.
+    """Returns whether a link is left out of the text.
+
+    Links to files, to categories, and to the same page in another language are left out.
 
     Args:
-        title: The title that the link names.
-        hidden: Prefixes of links that are not shown.
+        title: The title that the link names, such as "File:Map.png" or "de:Berlin".
+        hidden: Prefixes of the titles whose links are left out, as `normalize_prefix` writes them.
     """
     prefix, colon, _ = title.partition(":")
     is_media = title.rstrip().lower().endswith(_MEDIA)

@@ -290,7 +290,7 @@ def _read_run(run: RunFolder, checkpoint: Path) -> OpenedModel:
 
 
 def _pairs_of(run: RunFolder) -> str | None:
-    """Returns the minimal pairs that a run is measured on, a file, folder or glob, or None."""
+    """Returns the file, folder or glob of the minimal pairs that a run is measured on, or None."""
     pairs = (run.read_config().get("validation") or {}).get("pairs")
     return str(pairs) if pairs else None
 
@@ -335,10 +335,12 @@ def _open_folder(folder: str) -> OpenedModel:
 
 
 def _read_provenance(value: Any, where: str) -> dict[str, Any]:
-    """Returns what config.json says of the training; nothing if an export did not write it.
+    """Returns the facts about the training that an export of this project wrote into config.json.
+
+    The dict is empty if another program wrote the file.
 
     Args:
-        value: The value of the key "beambert", or None.
+        value: The value of the key "beambert" in config.json; None if it lacks this key.
         where: The file, for messages.
 
     Raises:

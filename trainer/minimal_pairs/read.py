@@ -55,7 +55,11 @@ class PairSet:
 
     @property
     def equal_pairs(self) -> list[Pair]:
-        """Returns the pairs whose two sentences are equal, which every model gets wrong."""
+        """Returns the pairs whose two sentences are equal.
+
+        Every model gets them wrong, because it gives equal sentences equal scores, and a pair is
+        right only if the good sentence has the higher one.
+        """
         return [pair for pair in self.pairs if pair.good == pair.bad]
 
 

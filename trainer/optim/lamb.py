@@ -7,9 +7,10 @@ the same in one process with bias_correction, grad_averaging and max_grad_norm=1
 trust_clip and always_adapt off.
 
 The update depends on clipping, and clipping depends on the gradient's norm, which needs an
-all-reduce. The norms of the update need one too. To save the second, the update is computed as if
-nothing were clipped, and its norms are added up together with the gradient's. If the gradient is
-clipped after all, this guess is dropped, and a second all-reduce adds up the right norms.
+all-reduce. The norms of the update need another all-reduce. To save it, the update is computed as
+if the gradient were not clipped, and one all-reduce adds up the norms of the gradient and of this
+update. If the gradient has to be clipped after all, this guess is dropped, and a second all-reduce
+adds up the norms of the right update.
 """
 
 from typing import Any, NamedTuple

@@ -96,7 +96,8 @@ class StopRequest:
 
     Attributes:
         is_made: Whether it was told to stop.
-        number: The signal by which the run counts as stopped: SIGINT after Ctrl-C, else SIGTERM.
+        number: The signal that decides the exit code of a run that was told to stop, 128 + number.
+            It is SIGINT after Ctrl-C, and SIGTERM otherwise, also before a stop is requested.
     """
 
     def __init__(self) -> None:

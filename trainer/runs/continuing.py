@@ -175,9 +175,11 @@ def _changes(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
 def lock_folder(folder: Path, patience_seconds: float = PATIENCE_SECONDS) -> IO[bytes]:
     """Makes a folder and locks it, so that no other job works in it.
 
-    It waits for another job to leave, because ranks of a killed launcher may still be ending. The
-    content of the lock file is random. A rank that finds it on its own disk sees the same folder as
-    rank 0.
+    If another job holds the lock, it waits for a while, because ranks of a killed launcher may
+    still be ending.
+
+    Random bytes are written into the lock file. Ranks on other nodes compare the file at the same
+    path on their node with that of rank 0: if the bytes are equal, both see the same folder.
 
     Args:
         folder: The folder.
@@ -188,7 +190,7 @@ def lock_folder(folder: Path, patience_seconds: float = PATIENCE_SECONDS) -> IO[
         ends.
 
     Raises:
-        FileExistsError: The folder is a file, or another job is still there after the wait.
+        FileExistsError: The folder is a file, or another job still holds the lock after the wait.
     """
     if folder.is_file():
         raise FileExistsError(f"{folder} is a file, expected a folder; give another --output")

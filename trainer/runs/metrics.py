@@ -55,7 +55,8 @@ def unigram_entropy(counts_V: npt.NDArray[np.int64]) -> float:
 def majority_share(num_random: int, instances: int) -> float:
     """Returns the accuracy in next-sentence prediction of always giving the more frequent answer.
 
-    In data built as BERT's 56 % of the second segments are random (docs/parity.md 5).
+    If data are built as BERT's were, 56 % of the second segments are random, so that this accuracy
+    is 0.56 (docs/parity.md 5).
 
     Args:
         num_random: The number of instances whose second segment is random.

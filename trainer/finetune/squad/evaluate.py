@@ -79,7 +79,7 @@ def average(marks: Sequence[Marks]) -> dict[str, float]:
 def apply_threshold(judged: Sequence[Judged], threshold: float) -> list[Marks]:
     """Returns the marks of all answers for one threshold.
 
-    Questions whose null score is above the threshold count as given no answer.
+    If the null score of a question is above the threshold, the prediction for it is no answer.
     """
     without_answer = {True: Marks(0.0, 0.0), False: Marks(1.0, 1.0)}
     return [
@@ -113,10 +113,13 @@ def find_threshold(judged: Sequence[Judged]) -> float:
 def _best_mark(prediction: str, answers: Iterable[str], both_empty: float) -> Marks:
     """Returns the best `exact` and the best `f1` of a prediction over all right answers.
 
+    All texts are compared after `normalize_answer`.
+
     Args:
         prediction: The predicted answer.
         answers: The right answers, at least one.
-        both_empty: F1 if nothing is left of both texts.
+        both_empty: The F1 of a prediction and a right answer that are both empty after
+            normalization.
     """
     predicted = normalize_answer(prediction)
     expected_texts = [normalize_answer(answer) for answer in answers]
