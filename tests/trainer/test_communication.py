@@ -81,8 +81,8 @@ def test_processes_of_one_cpu_are_not_timed():
     ("stage", "precision", "micro_batches", "gradients", "weights"),
     [
         (0, "fp32", 1, 8, 0), (0, "fp32", 3, 8, 0),
-        (1, "fp32", 3, 8, 4), (1, "bf16", 1, 8, 2), (1, "bf16", 3, 8, 2),
-        (2, "bf16", 1, 8, 2), (2, "bf16", 3, 24, 2), (2, "fp32", 3, 24, 4),
+        (1, "fp32", 3, 4, 4), (1, "bf16", 1, 4, 2), (1, "bf16", 3, 4, 2),
+        (2, "bf16", 1, 4, 2), (2, "bf16", 3, 4, 2), (2, "fp32", 3, 4, 4),
         (3, "bf16", 1, 4, 4), (3, "bf16", 3, 12, 12),
     ],
 )  # fmt: skip
@@ -91,6 +91,20 @@ def test_bytes_of_a_parameter(stage, precision, micro_batches, gradients, weight
     assert traffic.gradient_bytes == gradients * SIZE * 3 / 4
     assert traffic.weight_bytes == weights * SIZE * 3 / 4
     assert traffic.total_bytes == (gradients + weights) * SIZE * 3 / 4
+
+
+@pytest.mark.parametrize(
+    ("stage", "optimizer", "overlaps"),
+    [(0, "muon", True), (1, "adamw", True), (2, "lamb", True), (1, "muon", False)],
+)
+def test_gradients_overlap_in_several_buckets(stage, optimizer, overlaps):
+    traffic = count_traffic(CONFIG, stage, "fp32", 4, 2, optimizer)
+    assert traffic.overlaps is overlaps
+    assert (traffic.buckets > 1) is overlaps
+
+
+def test_zero_3_overlaps_nothing_that_is_counted():
+    assert not count_traffic(CONFIG, 3, "bf16", 4, 2).overlaps
 
 
 def test_a_single_rank_sends_nothing():

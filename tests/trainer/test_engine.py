@@ -45,7 +45,7 @@ NSP_WEIGHTS = {torch.float32: 1.0, torch.bfloat16: 0.5}
 MAX_GRAD_NORMS = {"adamw": 2.3, "lamb": 2.85, "muon": 2.6}  # clip some of the steps
 EXACT = [*((kind, stage, "fp32") for kind in KINDS for stage in (0, 1, 2)), ("adamw", 3, "fp32")]
 HALF = [*((kind, stage, "bf16") for kind in KINDS for stage in (1, 2)), ("adamw", 3, "bf16")]
-OF_THREE = [*((kind, 2, "fp32") for kind in KINDS), ("adamw", 3, "fp32")]
+OF_THREE = [*((kind, 2, "fp32") for kind in KINDS), ("adamw", 3, "fp32"), ("lamb", 1, "bf16")]
 RUNS = {2: [*EXACT, *HALF], 3: OF_THREE}
 ALL = [(world_size, *run) for world_size, runs in RUNS.items() for run in runs]
 
@@ -121,11 +121,15 @@ def train_on_ranks(ranks, kind, stage, precision, chosen):
 
 
 def count_calls(name, calls):
-    """Notes arguments of our modules' calls of a collective; DeepSpeed's own are not counted."""
+    """Notes arguments of a collective that our modules call and wait for.
+
+    DeepSpeed's own calls, and gradients that travel meanwhile, are not counted.
+    """
     collective = getattr(torch.distributed, name)
 
     def count(*arguments, **options):
-        if sys._getframe(1).f_globals["__name__"].startswith("trainer."):
+        is_ours = sys._getframe(1).f_globals["__name__"].startswith("trainer.")
+        if is_ours and not options.get("async_op"):
             calls.append(arguments)
         return collective(*arguments, **options)
 
@@ -156,6 +160,9 @@ def main(folder):
         found, weights = train_on_ranks(ranks, kind, stage, precision, {})
         results[f"{kind} {stage} {precision}"] = found
         torch.save(weights, folder / f"{kind}-{stage}-{precision}-{ranks.rank}.pt")
+    for kind in ("adamw", "lamb"):
+        chosen = {"zero_optimization": {"reduce_bucket_size": 700}}
+        results[f"{kind} in buckets"], _ = train_on_ranks(ranks, kind, 1, "fp32", chosen)
     results["broken"] = break_a_partition(ranks)
     file = passed_to_deepspeed("configs/deepspeed/zero2-overlap.json")
     results["overlap"], _ = train_on_ranks(ranks, "adamw", 2, "fp32", file)
@@ -197,14 +204,32 @@ def test_ranks_equal_one_big_batch(launches, alone, world_size, kind, stage, pre
     """Loss, gradient norm and trust ratios of every step; norms and weights after 20."""
     rows, norms, weights = alone[kind]
     found = results_of(launches, 0, world_size)[f"{kind} {stage} {precision}"]
+    compare(found, rows, norms)
+    theirs = torch.load(launches[world_size] / f"{kind}-{stage}-{precision}-0.pt")
+    for name, weight in weights.items():
+        torch.testing.assert_close(theirs[name], weight, rtol=0, atol=1e-5)
+
+
+def compare(found, rows, norms):
     our_rows, rows = torch.tensor(found["rows"]), torch.tensor(rows)
     torch.testing.assert_close(our_rows[0], rows[0], rtol=1e-6, atol=0)
     torch.testing.assert_close(our_rows, rows, rtol=1e-5, atol=0)
     our_norms, norms = torch.tensor(found["norms"]), torch.tensor(norms)
     torch.testing.assert_close(our_norms, norms, rtol=1e-4, atol=1e-9)
-    theirs = torch.load(launches[world_size] / f"{kind}-{stage}-{precision}-0.pt")
-    for name, weight in weights.items():
-        torch.testing.assert_close(theirs[name], weight, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "lamb"])
+@pytest.mark.parametrize("world_size", RUNS)
+def test_many_buckets_equal_one(launches, alone, world_size, kind):
+    """Tensors are split in other places; the runs above have one bucket."""
+    rows, norms, _ = alone[kind]
+    compare(results_of(launches, 0, world_size)[f"{kind} in buckets"], rows, norms)
+
+
+def test_zero_1_and_2_are_equal_to_the_last_bit(launches):
+    results = results_of(launches)
+    for run in (f"{kind} {{}} {precision}" for kind in KINDS for precision in ("fp32", "bf16")):
+        assert results[run.format(1)]["rows"] == results[run.format(2)]["rows"]
 
 
 LOSSES = {
@@ -283,13 +308,18 @@ def alone_in_bf16():
     return rows
 
 
-@pytest.mark.parametrize(("kind", "stage", "precision"), HALF)
-def test_ranks_in_bf16_equal_one_process_in_bf16(launches, alone_in_bf16, kind, stage, precision):
+@pytest.mark.parametrize(
+    ("world_size", "kind", "stage", "precision"), [each for each in ALL if each[3] == "bf16"]
+)
+def test_ranks_in_bf16_equal_one_process_in_bf16(
+    launches, alone_in_bf16, world_size, kind, stage, precision
+):
     """To fp32's rounding, as gradients are summed and reduced in fp32.
 
     ZeRO-3 adds squares up in another order, and a weight's last bit in bf16 is some 0.2 % of it.
     """
-    found = torch.tensor(results_of(launches)[f"{kind} {stage} {precision}"]["rows"])
+    results = results_of(launches, 0, world_size)
+    found = torch.tensor(results[f"{kind} {stage} {precision}"]["rows"])
     expected = torch.tensor(alone_in_bf16[kind])
     torch.testing.assert_close(found, expected, rtol=1e-5 if stage < 3 else 0.02, atol=0)
 
@@ -326,10 +356,13 @@ def test_combinations_that_deepspeed_cannot_do_are_refused():
         deepspeed_config({}, 0, "bf16")
 
 
-def test_overlapping_is_left_out_where_nothing_is_sent_between_backward_passes():
-    for stage, expected in {0: False, 1: False, 2: True, 3: True}.items():
-        config = deepspeed_config({"zero_optimization": {"overlap_comm": True}}, stage, "fp32")
-        assert config["zero_optimization"]["overlap_comm"] is expected
+def test_deepspeed_partitions_alike_under_zero_1_and_2_and_sends_nothing():
+    chosen = {"zero_optimization": {"overlap_comm": True}}
+    first, second = (deepspeed_config(chosen, stage, "bf16") for stage in (1, 2))
+    assert first == second
+    assert first["zero_optimization"]["overlap_comm"] is False
+    third = deepspeed_config(chosen, 3, "bf16")
+    assert third["zero_optimization"]["overlap_comm"] is True
 
 
 if __name__ == "__main__":

@@ -153,25 +153,18 @@ def test_a_gpu_decides_for_bf16(runs):
         assert row["device"]["can_compile"]
 
 
-# Of ours: the norm, the loss and LAMB's ratios. Of DeepSpeed's ZeRO-1 in bf16: a number that it
-# copies to the device, that it reads again as it fills with it, and whether its norm is finite; of
-# ZeRO-2: whether a gradient overflowed.
+# The norm, the loss and LAMB's ratios. DeepSpeed waits for nothing.
 @pytest.mark.parametrize(
-    ("optimizer", "stage", "waits", "pageable", "launches"),
-    [
-        ("adamw", 0, 2, 0, 230),
-        ("adamw", 1, 5, 1, 390),
-        ("adamw", 2, 3, 0, 940),
-        ("lamb", 1, 6, 1, 390),
-    ],
+    ("optimizer", "stage", "waits", "launches"),
+    [("adamw", 0, 2, 240), ("adamw", 1, 2, 250), ("adamw", 2, 2, 250), ("lamb", 1, 3, 390)],
 )
-def test_a_step_asks_for_what_is_stated(runs, optimizer, stage, waits, pageable, launches):
+def test_a_step_asks_for_what_is_stated(runs, optimizer, stage, waits, launches):
     step = runs[optimizer, stage, 1_000]
     assert step["waits"] == waits
-    assert step["pageable_copies"] == pageable
+    assert step["pageable_copies"] == 0
     assert step["launches"] <= launches
-    assert step["host_copies"] == 7 + pageable, "a batch has seven columns"
-    assert step["device_copies"] <= (1 if stage == 1 else 46), "one for each of the tensors"
+    assert step["host_copies"] == 7, "a batch has seven columns"
+    assert step["device_copies"] <= 46, "one for each of the tensors"
 
 
 def test_muon_works_on_the_device_and_waits_no_more(runs):

@@ -20,8 +20,8 @@ WIRE = [
     "wire: within a node NVLink, 450 GB/s for every GPU; between 2 nodes of 8"
     " 100 Gbit/s Ethernet, one port for a node",
     "phase  micro-batches  GB sent  ms computing  ms on the wire  ms a step  waiting  limit",
-    "    1              1    0.042          0.00            3.89       3.89     100%  the wire",
-    "  sent by a rank in phase 1: 8 bytes a parameter of gradients and 2 of weights, times 15/16",
+    "    1              1    0.025          0.00            2.35       2.35     100%  the wire",
+    "  sent by a rank in phase 1: 4 bytes a parameter of gradients and 2 of weights, times 15/16",
 ]
 
 

@@ -2,8 +2,18 @@
 
 from typing import Any
 
+BUCKET_ELEMENTS = 2**24
+"""The most elements whose gradients are sent together by default under ZeRO-0 to 2: 64 MiB.
+
+Large messages use the whole wire. Small ones begin to travel earlier: the last bucket, which has
+the embeddings, travels when the backward pass is over.
+"""
+
+MOST_ON_THE_WAY = 2
+"""The most buckets that are sent at once. A rank frees the sums of a bucket when it has arrived."""
+
 LARGEST_BUCKET = 2**25
-"""The most elements that DeepSpeed reduces at once by default: 128 MiB in fp32.
+"""The most elements that DeepSpeed reduces at once by default under ZeRO-3: 128 MiB in fp32.
 
 DeepSpeed's own default, 5e8 elements, would hold a copy of all gradients of most models.
 """
@@ -29,24 +39,19 @@ def deepspeed_config(chosen: dict[str, Any], zero_stage: int, precision: str) ->
             "DeepSpeed cannot sum bf16 gradients in fp32 with zero_stage 0; use zero_stage 1 or 2"
         )
     zero = {**chosen.get("zero_optimization", {}), "stage": zero_stage}
-    if zero_stage < 2:
-        # Gradients are reduced once in a step, after all backward passes: nothing can overlap.
-        zero["overlap_comm"] = False
-    if zero_stage == 1 and precision == "fp32":
-        # Contiguous gradients would take two more copies of all gradients.
-        zero.setdefault("contiguous_gradients", False)
+    if zero_stage in (1, 2):
+        # Both are DeepSpeed's stage 2, of which only the partition is used. Gradients are sent by
+        # trainer/engine/gradients.py, and our optimizer computes their norm and skips bad steps.
+        zero.update(stage=2, overlap_comm=False, contiguous_gradients=False)
+        zero["compute_grad_norm"] = False
     if zero_stage == 3:
         # All weights in one group, so that clipping sees all gradients at once.
         zero["sub_group_size"] = 2**62
-    if zero_stage == 2 or (zero_stage == 1 and precision == "fp32"):
-        # Our optimizer computes the norm for clipping; DeepSpeed's would be one more all-reduce.
-        zero["compute_grad_norm"] = False
     return {
         **chosen,
         "zero_optimization": zero,
         "zero_allow_untested_optimizer": True,
-        # Adding bf16 gradients to their fp32 sums at once saves one more copy of all gradients.
-        "bf16": {"enabled": precision == "bf16", "immediate_grad_update": True},
+        "bf16": {"enabled": precision == "bf16", "check_grad_overflow": zero_stage == 3},
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
         # The timer would wait for the device before every forward pass.
@@ -61,7 +66,7 @@ def deepspeed_config(chosen: dict[str, Any], zero_stage: int, precision: str) ->
 
 
 def bucket_elements(num_parameters: int, largest_tensor: int) -> int:
-    """Returns how many elements DeepSpeed reduces at once by default, an even number.
+    """Returns how many elements DeepSpeed reduces at once by default under ZeRO-3, an even number.
 
     A bucket holds all elements of a small model, at most `LARGEST_BUCKET` of a larger one, but
     always the largest tensor.

@@ -14,6 +14,7 @@ import torch.distributed
 from torch import Tensor
 
 from pipeline.seeds import seed_of
+from trainer.engine.gradients import Gradients
 from trainer.model.bert import PretrainingSums, pretraining_sums, stack_sums, zero_sums
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.process.ranks import Ranks
@@ -147,21 +148,22 @@ def train_step(
     Returns:
         Sums over the global batch, float64 [N] on the device, in the order of `PretrainingSums`.
     """
-    # ZeRO-2 reduces gradients during every backward pass, so all ranks must make equally many.
+    # ZeRO-3 exchanges weights and gradients in every pass, so all ranks must make equally many.
     missing = counts.num_micro_batches - len(micro_batches)
     totals = zero_sums(ranks.device)
-    for batch in [*micro_batches, *[empty_micro_batch()] * missing]:
+    gradients: Gradients = engine.gradients
+    batches = [*micro_batches, *[empty_micro_batch()] * missing]
+    for num_passes, batch in enumerate(batches, start=1):
         sums = forward_sums(engine, batch, ranks.device)
         loss = sums.mlm_nll / counts.masked
         if nsp_weight:
             loss = loss + nsp_weight * sums.nsp_nll / counts.instances
-        # DeepSpeed averages gradients over ranks, but the counts are already of all ranks.
-        engine.backward(loss * ranks.world_size, scale_wrt_gas=False)
+        gradients.backward(loss, is_last=num_passes == len(batches))
         totals += stack_sums(sums)
 
     optimizer: ShardedOptimizer = engine.basic_optimizer
     optimizer.carry(totals)
-    engine.step()
+    gradients.step()
     if not optimizer.has_arrived():
         torch.distributed.all_reduce(totals)
     return totals

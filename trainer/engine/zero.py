@@ -7,7 +7,6 @@ weights as well.
 
 import importlib
 from collections.abc import Iterator
-from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -16,7 +15,14 @@ import torch.distributed
 from torch import Tensor
 from torch.nn import Module
 
-from trainer.engine.deepspeed_config import bucket_elements
+from trainer.engine.deepspeed_config import BUCKET_ELEMENTS, bucket_elements
+from trainer.engine.gradients import (
+    GradientSums,
+    Zero3Gradients,
+    cut_buckets,
+    partitioned_buckets,
+    whole_buckets,
+)
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.process.ranks import Ranks, quiet_deepspeed, together
 
@@ -27,6 +33,8 @@ def start_engine(
     model: Module, optimizer: ShardedOptimizer, config: dict[str, Any], ranks: Ranks
 ) -> Any:
     """Returns a DeepSpeed engine that trains the model; every rank has to call it.
+
+    Its attribute `gradients` makes the backward passes and updates of a step (`Gradients`).
 
     Args:
         model: The model, which is moved to the device of this rank.
@@ -46,25 +54,30 @@ def start_engine(
         # torch.compile, which would load torch's compiler and take a second. We do not use them.
         with mock.patch.object(torch, "compile", lambda kernel: kernel):
             importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
-        sizes = bucket_sizes(model)
-        config = {**config, "zero_optimization": {**sizes, **config["zero_optimization"]}}
+        zero = config["zero_optimization"]
+        if zero["stage"] == 3:
+            config = {**config, "zero_optimization": {**bucket_sizes(model), **zero}}
 
         model.to(ranks.device)
+        size = zero.get("reduce_bucket_size", BUCKET_ELEMENTS)
+        if zero["stage"] == 2:  # which stands for ZeRO-1 too
+            optimizer.regroup(cut_buckets(optimizer.parameters, optimizer.bucket_elements or size))
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
-
-    # Without ZeRO, and under ZeRO-1 in bf16, DeepSpeed ignores the bucket size of its settings and
-    # uses the default of this method.
-    size = sizes["reduce_bucket_size"]
-    engine.allreduce_gradients = partial(engine.allreduce_gradients, bucket_size=size)
 
     if is_zero3(engine):  # it puts the partition into the optimizer's groups during a step only
         optimizer.adopt(engine.optimizer.fp32_partitioned_groups_flat)
+        engine.gradients = Zero3Gradients(engine)
+    elif optimizer.is_partitioned:
+        engine.gradients = GradientSums(engine, optimizer, partitioned_buckets(engine.optimizer))
+    else:
+        whole = whole_buckets(cut_buckets(optimizer.parameters, size))
+        engine.gradients = GradientSums(engine, optimizer, whole)
     check_partitions(engine, optimizer, ranks)
     return engine
 
 
 def bucket_sizes(model: Module) -> dict[str, int]:
-    """Returns defaults for how many elements DeepSpeed reduces, and gathers, at once.
+    """Returns defaults for how many elements DeepSpeed reduces, and gathers, at once under ZeRO-3.
 
     Args:
         model: The model. A bucket can hold its largest tensor.

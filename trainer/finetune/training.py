@@ -9,6 +9,7 @@ import torch.distributed
 from torch import Tensor
 
 from trainer.engine.deepspeed_config import deepspeed_config
+from trainer.engine.gradients import Gradients
 from trainer.engine.train_step import seed_dropout
 from trainer.engine.zero import start_engine
 from trainer.finetune.batches import Recipe, Step, TaskBatch, cut_items, iterate_steps, pack_items
@@ -75,15 +76,17 @@ def task_step(engine: Any, head: Head, step: Step, ranks: Ranks) -> float:
     """
     count = max(1, sum(count_losses(head, torch.from_numpy(item.labels)) for item in step.items))
     total = torch.zeros(1, dtype=torch.float64, device=ranks.device)
-    for items in step.ranks[ranks.rank]:
+    gradients: Gradients = engine.gradients
+    micro_batches = step.ranks[ranks.rank]
+    for num_passes, items in enumerate(micro_batches, start=1):
         batch = pack_items(items, ranks.device)
         logits = engine(batch)
         loss_sum = task_loss_sum(head, logits, batch.labels, batch.cu_seqlens, batch.item_starts)
-        engine.backward(loss_sum / count * ranks.world_size, scale_wrt_gas=False)
+        gradients.backward(loss_sum / count, is_last=num_passes == len(micro_batches))
         total += loss_sum.detach().double()
     optimizer: ShardedOptimizer = engine.basic_optimizer
     optimizer.carry(total)
-    engine.step()
+    gradients.step()
     if not optimizer.has_arrived():
         torch.distributed.all_reduce(total)
     return float(total) / count

@@ -11,10 +11,13 @@ sums changes a gradient by 1e-7, which changes an update in bf16 by 0.4 to 1.4 %
 
 The borders of ZeRO's partitions cut at most world_size - 1 matrices. Only the ranks that hold parts
 of such a matrix exchange them. Each of these ranks computes the whole update, and takes its part.
+Therefore all parameters form one bucket, whose gradients are sent after the last backward pass:
+with a bucket per layer, borders would cut nearly every matrix, and several ranks would compute it.
 """
 
 import itertools
 import math
+import sys
 from functools import cached_property
 from typing import Any
 
@@ -42,6 +45,8 @@ class Muon(AdamW):
 
     It has AdamW's states. For matrices the first one is the momentum, and the second stays zero.
     """
+
+    bucket_elements = sys.maxsize
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

@@ -1,9 +1,10 @@
 """The base class of all optimizers, which updates the weights that this rank owns.
 
-Under ZeRO, DeepSpeed gives a rank one flat fp32 partition of all weights. Clipping, norms of single
+Under ZeRO, DeepSpeed gives a rank flat fp32 partitions of the weights. Clipping, norms of single
 tensors and weight decay need to know where parameters are in it: a `Fragment` is the part of a
-parameter in the partition. All P parameters form one group, because ZeRO calls `step` once per
-group, and the global norm needs all gradients.
+parameter in the partition. Under ZeRO-1 and 2 there is a partition for each bucket of parameters
+whose gradients are sent together (trainer/engine/gradients.py). One `step` updates all of them,
+because the global norm needs all gradients.
 """
 
 import inspect
@@ -67,6 +68,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     Attributes:
         state_names: Names of the states that a subclass keeps for each weight, in fp32.
+        bucket_elements: The most elements whose gradients are sent together; None leaves it to the
+            engine.
         settings: The settings of the run.
         decays_P: Whether weight decay applies to each parameter, bool [P] on the CPU.
         norm_limit: A gradient whose norm is not below this changes nothing.
@@ -77,6 +80,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     """
 
     state_names: tuple[str, ...] = ()
+    bucket_elements: int | None = None
     # torch wraps this method so that torch._dynamo leaves it alone. With the wrapper, the first
     # optimizer would import torch._dynamo, which takes a second.
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
@@ -109,13 +113,25 @@ class ShardedOptimizer(torch.optim.Optimizer):
         super().__init__(list(self._parameters.values()), {"lr": 0.0})
 
     @property
+    def parameters(self) -> list[Parameter]:
+        """All P parameters, in the order of the model."""
+        return list(self._parameters.values())
+
+    def regroup(self, groups: Sequence[Sequence[Parameter]]) -> None:
+        """Puts the parameters into groups, which DeepSpeed then partitions one by one.
+
+        Args:
+            groups: Each of the P parameters once.
+        """
+        [whole] = self.param_groups
+        self.param_groups = [{**whole, "params": list(parameters)} for parameters in groups]
+
+    @property
     def owned(self) -> list[Tensor]:
-        """The fp32 tensors that this rank updates: a flat partition under ZeRO, or all weights."""
+        """The fp32 tensors that this rank updates: flat partitions under ZeRO, or all weights."""
         if self._partitions is not None:
             return self._partitions
-        assert len(self.param_groups) == 1, "clipping needs all parameters in one group"
-        tensors: list[Tensor] = self.param_groups[0]["params"]
-        return tensors
+        return [tensor for group in self.param_groups for tensor in group["params"]]
 
     @property
     def is_partitioned(self) -> bool:
@@ -196,7 +212,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Sets the learning rate of the next update."""
-        self.param_groups[0]["lr"] = learning_rate
+        for group in self.param_groups:
+            group["lr"] = learning_rate
 
     def carry(self, sums: Tensor) -> None:
         """Adds sums over ranks in the next step's all-reduce, so that they need none of their own.
@@ -302,7 +319,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
             if mapping is not None:
                 whole = mapping.lp_fragment_address
                 partition = mapping.get_hp_fragment_address()
-                yield Fragment(name, index, whole.start, whole.numel, 0, partition.start, decay)
+                owner = mapping.param_group_index
+                yield Fragment(name, index, whole.start, whole.numel, owner, partition.start, decay)
 
     def _find_zero3_fragments(self, partition: Tensor) -> Iterable[Fragment]:
         """Yields this rank's parts under ZeRO-3, which cuts every parameter into one part per rank.

@@ -14,7 +14,7 @@ import math
 import re
 from dataclasses import dataclass
 
-from trainer.engine.deepspeed_config import bucket_elements
+from trainer.engine.deepspeed_config import BUCKET_ELEMENTS, bucket_elements
 from trainer.model.config import BertConfig, num_parameters
 from trainer.process.gpus import Gpu
 
@@ -185,7 +185,12 @@ class Traffic:
 
 
 def count_traffic(
-    config: BertConfig, zero_stage: int, precision: str, ranks: int, micro_batches: int
+    config: BertConfig,
+    zero_stage: int,
+    precision: str,
+    ranks: int,
+    micro_batches: int,
+    optimizer: str = "adamw",
 ) -> Traffic:
     """Returns what a rank sends in a step.
 
@@ -193,12 +198,13 @@ def count_traffic(
 
         stage   gradients, always in fp32           weights
         0       8       all-reduced once            none: every rank updates all of them
-        1       8       all-reduced once            4 in fp32, 2 in bf16, gathered once
-        2       8 k     all-reduced k times         4 in fp32, 2 in bf16, gathered once
+        1, 2    4       reduce-scattered once       4 in fp32, 2 in bf16, gathered once
         3       4 k     reduce-scattered k times    8 k in fp32, 4 k in bf16, gathered twice in each
 
     Here k is the number of micro-batches of the step. What is reduced or gathered at once is a
-    bucket (`bucket_elements`), and each bucket is a trip, or two if it is all-reduced.
+    bucket, and each bucket is a trip, or two if it is all-reduced. Under ZeRO-0 to 2 the buckets
+    travel during the last backward pass (trainer/engine/gradients.py). Muon has a single one under
+    ZeRO-1 and 2, which travels afterwards.
 
     Args:
         config: The model.
@@ -206,13 +212,19 @@ def count_traffic(
         precision: Number format of the weights, "fp32" or "bf16".
         ranks: Number of ranks, N.
         micro_batches: Micro-batches of a rank in a step, k.
+        optimizer: Name of the optimizer, "adamw", "lamb" or "muon".
     """
     size = num_parameters(config)
-    buckets = math.ceil(size / bucket_elements(size, config.vocab_size * config.hidden_size))
+    bucket = BUCKET_ELEMENTS
+    if zero_stage == 3:
+        bucket = bucket_elements(size, config.vocab_size * config.hidden_size)
+    elif zero_stage and optimizer == "muon":
+        bucket = size
+    buckets = math.ceil(size / bucket)
     sent = size * (ranks - 1) / ranks
     weight = 2 if precision == "bf16" else _FP32
-    gradient_trips = 1 if zero_stage == 3 else 2
-    reductions = micro_batches if zero_stage >= 2 else 1
+    gradient_trips = 2 if zero_stage == 0 else 1
+    reductions = micro_batches if zero_stage == 3 else 1
     gathers = (0, 1, 1, 2 * micro_batches)[zero_stage]
     return Traffic(
         gradient_bytes=sent * _FP32 * gradient_trips * reductions,
@@ -220,7 +232,7 @@ def count_traffic(
         gradient_trips=buckets * gradient_trips * reductions,
         weight_trips=buckets * gathers,
         buckets=buckets,
-        overlaps=False,
+        overlaps=zero_stage < 3 and buckets > 1,
     )
 
 

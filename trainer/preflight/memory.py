@@ -5,18 +5,23 @@ Let P be the bytes of all parameters in fp32, and N the number of ranks. A rank 
     weights            P in fp32, P / 2 in bf16; divided by N under ZeRO-3
     fp32 weights       P / N under ZeRO, the share that the rank updates; P in bf16 without ZeRO
     moments            2 P, or 2 P / N under ZeRO: the two running means of the optimizer
-    gradient sums      P, only in bf16 under ZeRO-1
     checkpoint copies  the tensors that rank 0 writes, copied to the host at the start
 
 To this a step adds the memory of its fullest moment: the loss, the end of the backward pass, the
-reduction of gradients, or the update. The bytes are those of the tensors, without the rounding of
-the allocator (tests/trainer/test_memory.py counts them).
+reduction of gradients, or the update. Gradients are summed in fp32, in buckets that a rank frees
+when they have been sent under ZeRO-1 and 2 (trainer/engine/gradients.py). The bytes are those of
+the tensors, without the rounding of the allocator (tests/trainer/test_memory.py counts them).
 """
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from trainer.engine.deepspeed_config import LARGEST_BUCKET, bucket_elements
+from trainer.engine.deepspeed_config import (
+    BUCKET_ELEMENTS,
+    LARGEST_BUCKET,
+    MOST_ON_THE_WAY,
+    bucket_elements,
+)
 from trainer.model.config import BertConfig, num_parameters
 
 _FP32 = 4
@@ -74,16 +79,16 @@ class Case:
         return self.whole / self.ranks if self.zero_stage else self.whole
 
     @property
-    def sums_apart(self) -> bool:
-        """Whether each gradient is added to sums in fp32 as soon as it is computed."""
-        return self.precision == "bf16" and self.zero_stage == 1
-
-    @property
     def earlier(self) -> float:
         """Bytes of the gradients that earlier micro-batches of the step leave in memory."""
-        if self.micro_batches == 1 or self.sums_apart:
+        if self.micro_batches == 1:
             return 0.0
-        return self.part if self.zero_stage >= 2 else self.whole
+        return self.part if self.zero_stage == 3 else self.whole
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Whether gradients are reduce-scattered in buckets, as under ZeRO-1 and 2."""
+        return self.zero_stage in (1, 2) and self.ranks > 1
 
 
 class Memory(NamedTuple):
@@ -127,7 +132,6 @@ def _held(case: Case) -> dict[str, float]:
         "weights": weights / case.ranks if case.zero_stage == 3 else weights,
         "fp32 weights": case.part if is_apart else 0,
         "moments": 2 * case.part,
-        "gradient sums": case.whole if case.sums_apart else 0,
         "checkpoint copies": copies if case.is_cpu else 0,
     }
 
@@ -172,37 +176,74 @@ def _reduction(case: Case) -> dict[str, dict[str, float]]:
     """Returns the bytes at the end of the backward pass, and during the reduction after it.
 
     The gradient of the embedding is computed last. The gradients of the decoder and of the lookup
-    and their sum are in memory together; in a first micro-batch the sum is the gradient itself.
-    DeepSpeed then copies gradients into a flat buffer while they are still in memory. Under ZeRO-2
-    it copies them beside the bucket in which they were collected.
+    and their sum are then in memory together.
     """
-    count, tied = num_parameters(case.config), case.config.vocab_size * case.config.hidden_size
-    bucket = _FP32 * bucket_elements(count, tied)
-    times = 3 if case.micro_batches > 1 or case.zero_stage >= 2 else 2
-    gradients, buckets = (0.0 if case.sums_apart else case.whole), (0, bucket)
-    if case.zero_stage >= 2:  # all gradients in one bucket are reduced at the end only
-        gradients = case.earlier + (case.part if count > LARGEST_BUCKET else 0)
-        buckets = (bucket, 2 * bucket)
-    end = {"gradients": gradients, "buckets": buckets[0]}
-    embedding = times * case.value_bytes * tied
+    tied = case.config.vocab_size * case.config.hidden_size
+    if case.zero_stage == 3:
+        return _reduction_of_zero3(case, tied)
+    last = _last_bucket(case, tied)
+    end: dict[str, float] = {"gradients": case.whole}
+    reduction: dict[str, float] = {"gradients": case.whole}
+    if case.is_partitioned:
+        if case.micro_batches == 1:  # of the sums, the last bucket and those on the way are left
+            left = last + MOST_ON_THE_WAY * _FP32 * BUCKET_ELEMENTS
+            end = {"gradients": min(case.whole, left + case.part)}
+        copies = 2 if case.is_cpu else 1  # Gloo copies what it sends
+        reduction = {"gradients": case.part, "buckets": copies * last}
+    embedding = 3 * case.value_bytes * tied
     return {
-        "end of the backward pass": end | {"gradient of the embedding": embedding},
-        "reduction": {"gradients": gradients, "buckets": buckets[1]},
+        "end of the backward pass": {**end, "gradient of the embedding": embedding},
+        "reduction": reduction,
+    }
+
+
+def _last_bucket(case: Case, tied: int) -> float:
+    """Returns the bytes of the bucket that is sent last, which has the embedding.
+
+    Args:
+        case: The sizes.
+        tied: Number of elements of the embedding of words.
+    """
+    if case.optimizer == "muon":
+        return case.whole
+    return min(case.whole, _FP32 * max(tied, BUCKET_ELEMENTS))
+
+
+def _reduction_of_zero3(case: Case, tied: int) -> dict[str, dict[str, float]]:
+    """Returns what `_reduction` does under ZeRO-3.
+
+    DeepSpeed copies gradients into a flat buffer while they are still in memory, beside the bucket
+    in which they were collected.
+
+    Args:
+        case: The sizes.
+        tied: Number of elements of the embedding of words.
+    """
+    count = num_parameters(case.config)
+    bucket = _FP32 * bucket_elements(count, tied)
+    # If all gradients are in one bucket, they are reduced at the end only.
+    gradients = case.earlier + (case.part if count > LARGEST_BUCKET else 0)
+    end = {"gradients": gradients, "buckets": bucket}
+    return {
+        "end of the backward pass": {
+            **end,
+            "gradient of the embedding": 3 * case.value_bytes * tied,
+        },
+        "reduction": {"gradients": gradients, "buckets": 2 * bucket},
     }
 
 
 def _update(case: Case) -> dict[str, float]:
     """Returns the bytes during the update of the weights.
 
-    DeepSpeed has a flat copy beside the gradients. LAMB has its updates, and on several ranks also
-    estimates of both running means. Muon holds its largest matrix four times. If ranks share
-    matrices, it holds four more: two that are sent and two that are received.
+    Under ZeRO-3, DeepSpeed has a flat copy beside the gradients. LAMB has its updates, and on
+    several ranks also estimates of both running means. Muon holds its largest matrix four times. If
+    ranks share matrices, it holds four more: two that are sent and two that are received.
     """
-    gradients = 0.0 if case.sums_apart else case.part
     if case.optimizer != "lamb":
         matrix = _FP32 * case.config.hidden_size * case.config.intermediate_size
         times = 0 if case.optimizer == "adamw" else 8 if case.zero_stage and case.ranks > 1 else 4
-        flat = gradients * (case.zero_stage > 0)
-        return {"gradients": gradients, "flat gradients": flat, "matrices of Muon": times * matrix}
+        flat = case.part * (case.zero_stage == 3)
+        return {"gradients": case.part, "flat gradients": flat, "matrices of Muon": times * matrix}
     copies = 3 if case.zero_stage and case.ranks > 1 else 1
-    return {"gradients": gradients, "updates of LAMB": copies * case.part}
+    return {"gradients": case.part, "updates of LAMB": copies * case.part}

@@ -174,7 +174,12 @@ def traffic_of(settings: PlanSettings, config: BertConfig, micro_batches: int) -
     """Returns what a rank sends in a step of so many micro-batches."""
     ranks = settings.world_size
     return count_traffic(
-        config, settings.zero_stage, settings.choice.precision, ranks, micro_batches
+        config,
+        settings.zero_stage,
+        settings.choice.precision,
+        ranks,
+        micro_batches,
+        settings.optimizer.name,
     )
 
 

@@ -1,0 +1,308 @@
+"""Sums gradients over micro-batches and ranks, and sends them while the backward pass still runs.
+
+What a step sends. With N parameters, of which each rank updates its part under ZeRO-1 and 2:
+
+    gradients, fp32    4 bytes a parameter, reduce-scattered: a rank gets the sums of its part
+    weights            2 bytes a parameter in bf16, 4 in fp32, gathered from the ranks that own them
+    together           6 bytes a parameter in bf16, 8 in fp32
+
+On W ranks, a ring sends (W - 1) / W of these bytes from each rank to the next. Without ZeRO, the
+gradients are all-reduced: 4 bytes a parameter twice, once to add up and once to hand out. These
+bytes do not depend on the number of micro-batches, because a rank first adds up its own gradients.
+
+When it is sent. Parameters are cut into buckets, in the order in which a backward pass computes
+their gradients, which is the reverse of the model's. A hook on each parameter adds its gradient to
+the sums of its bucket. In the last backward pass of a step, a bucket is sent as soon as all its
+gradients are there, and travels while the gradients of earlier layers are computed. All ranks send
+the buckets in one order: a rank that has computed a later bucket first keeps it back.
+
+Who owns what. DeepSpeed cuts each bucket into one equal piece per rank, because each bucket is a
+group of parameters of the optimizer. So every rank is sent a part of every bucket, and no bucket
+has to wait for a certain rank.
+
+ZeRO-3 sums and sends gradients by DeepSpeed's own hooks, in every backward pass.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.distributed
+from torch import Tensor
+from torch.nn import Parameter
+
+from trainer.engine.deepspeed_config import MOST_ON_THE_WAY
+from trainer.optim.sharded import ShardedOptimizer
+
+
+class Gradients(Protocol):
+    """Makes the backward passes and the update of a step; `start_engine` chooses the class."""
+
+    def backward(self, loss: Tensor, is_last: bool) -> None:
+        """Adds the gradient of a loss to the gradient of the step.
+
+        Args:
+            loss: A part of the loss of the step, which is the sum of the parts of all ranks.
+            is_last: Whether this rank makes no other backward pass in the step. Its gradients are
+                then sent as they are computed.
+        """
+
+    def step(self) -> None:
+        """Sends what was not sent yet, and updates the weights; every rank has to call it.
+
+        A rank may have made no backward pass before.
+        """
+
+
+@dataclass(eq=False)
+class Bucket:
+    """Parameters whose gradients are sent together, and the sums of their gradients.
+
+    Attributes:
+        places: Index of the first element of each parameter in `sums`.
+        numel: Number of elements of `sums`, padding included.
+        sums: Sums of this rank's gradients, fp32 [numel]; None before the first gradient, and once
+            they have been sent.
+        totals: Sums over all ranks, fp32: all of them without ZeRO, else those of the part that
+            this rank updates. None before the sums are sent.
+        num_expected: Number of gradients that the last backward pass has yet to add.
+    """
+
+    places: dict[Tensor, int]
+    numel: int
+    sums: Tensor | None = None
+    totals: Tensor | None = None
+    num_expected: int = 0
+
+
+def cut_buckets(parameters: Sequence[Parameter], bucket_elements: int) -> list[list[Parameter]]:
+    """Returns the parameters of each bucket, in the order in which buckets are sent.
+
+    The first bucket has the last parameters. Within a bucket, parameters are in the model's order.
+
+    Args:
+        parameters: The parameters that are trained, in the model's order.
+        bucket_elements: The most elements of a bucket that has several parameters.
+    """
+    buckets: list[list[Parameter]] = []
+    num_elements = bucket_elements
+    for parameter in reversed(parameters):
+        num_elements += parameter.numel()
+        if num_elements > bucket_elements:
+            buckets.append([])
+            num_elements = parameter.numel()
+        buckets[-1].insert(0, parameter)
+    return buckets
+
+
+def whole_buckets(groups: Sequence[Sequence[Parameter]]) -> list[Bucket]:
+    """Returns buckets whose totals every rank needs, because ZeRO partitions nothing.
+
+    Args:
+        groups: The parameters of each bucket, from `cut_buckets`.
+    """
+    buckets = []
+    for parameters in groups:
+        places: dict[Tensor, int] = {}
+        numel = 0
+        for parameter in parameters:
+            places[parameter] = numel
+            numel += parameter.numel()
+        buckets.append(Bucket(places, numel))
+    return buckets
+
+
+def partitioned_buckets(zero: Any) -> list[Bucket]:
+    """Returns one bucket for each group of parameters that DeepSpeed partitions.
+
+    Args:
+        zero: DeepSpeed's optimizer of ZeRO-1 and 2. It has made each group one flat tensor, whose
+            parts are the parameters.
+    """
+    buckets = []
+    for parameters, flat in zip(zero.bit16_groups, zero.bit16_groups_flat, strict=True):
+        places = {
+            parameter: (parameter.data_ptr() - flat.data_ptr()) // flat.element_size()
+            for parameter in parameters
+        }
+        buckets.append(Bucket(places, flat.numel()))
+    return buckets
+
+
+class GradientSums:
+    """The gradient of a step under ZeRO-0 to 2, summed in fp32 and sent as the module says."""
+
+    def __init__(self, engine: Any, optimizer: ShardedOptimizer, buckets: list[Bucket]) -> None:
+        """Puts a hook on each parameter, in place of DeepSpeed's.
+
+        Args:
+            engine: DeepSpeed's engine around the model.
+            optimizer: The optimizer of the engine.
+            buckets: The buckets in the order in which they are sent.
+        """
+        self._engine = engine
+        self._optimizer = optimizer
+        self._buckets = buckets
+        self._bucket_of: dict[Tensor, Bucket] = {
+            parameter: bucket for bucket in buckets for parameter in bucket.places
+        }
+        self._num_sent = 0
+        self._is_last = False
+        self._on_the_way: deque[tuple[Any, Tensor]] = deque()
+        for parameter in self._bucket_of:
+            parameter.register_post_accumulate_grad_hook(self._add)  # type: ignore[no-untyped-call]
+        engine.enable_backward_allreduce = False
+        if optimizer.is_partitioned:
+            zero = engine.optimizer
+            for hook in zero._grad_acc_hooks:
+                hook.remove()
+            # DeepSpeed's method calls the optimizer once per group, but clipping sees all groups.
+            zero.step = self._update_partitions
+            zero.finalize_gradient_accumulation_boundary = lambda: None  # it has no gradients
+
+    def backward(self, loss: Tensor, is_last: bool) -> None:
+        """Adds the gradient of a loss to the gradient of the step, as `Gradients` says."""
+        self._is_last = is_last
+        if is_last:
+            for parameter in reached_parameters(loss):
+                if parameter in self._bucket_of:
+                    self._bucket_of[parameter].num_expected += 1
+        try:
+            self._engine.backward(loss, scale_wrt_gas=False)
+        except BaseException:
+            self._forget()
+            raise
+
+    def step(self) -> None:
+        """Sends what was not sent yet, and updates the weights."""
+        while self._num_sent < len(self._buckets):
+            self._send_next()
+        while self._on_the_way:
+            self._receive_first()
+        if not self._optimizer.is_partitioned:
+            for bucket in self._buckets:
+                assert bucket.totals is not None, "all buckets were sent"
+                for parameter, place in bucket.places.items():
+                    gradient = bucket.totals.narrow(0, place, parameter.numel())
+                    parameter.grad = gradient.view_as(parameter)
+        self._engine.step()
+        self._forget()
+
+    def _add(self, parameter: Tensor) -> None:
+        """Moves the gradient of one backward pass into the sums; sends the buckets that are full.
+
+        Args:
+            parameter: The parameter whose gradient was computed. A hook of torch calls this.
+        """
+        assert parameter.grad is not None, "torch calls the hook after it has set the gradient"
+        bucket = self._bucket_of[parameter]
+        sums = self._sums(bucket)
+        place = bucket.places[parameter]
+        sums.narrow(0, place, parameter.numel()).view_as(parameter).add_(parameter.grad)
+        parameter.grad = None
+        if not self._is_last:
+            return
+        bucket.num_expected -= 1
+        while self._num_sent < len(self._buckets) and self._is_next_full():
+            self._send_next()
+
+    def _is_next_full(self) -> bool:
+        """Returns whether the bucket to send next has all gradients of this rank."""
+        return self._buckets[self._num_sent].num_expected == 0
+
+    def _sums(self, bucket: Bucket) -> Tensor:
+        """Returns the sums of a bucket, zeros if it has none yet."""
+        if bucket.sums is None:
+            assert bucket.totals is None, "a gradient came after its bucket was sent"
+            device = next(iter(bucket.places)).device
+            bucket.sums = torch.zeros(bucket.numel, dtype=torch.float32, device=device)
+        return bucket.sums
+
+    def _send_next(self) -> None:
+        """Begins to add up the next bucket over ranks; first waits for one if too many are sent."""
+        while len(self._on_the_way) >= MOST_ON_THE_WAY:
+            self._receive_first()
+        bucket = self._buckets[self._num_sent]
+        self._num_sent += 1
+        sums = self._sums(bucket)
+        bucket.sums = None
+        bucket.totals = sums
+        world_size = torch.distributed.get_world_size()
+        if world_size == 1:
+            return
+        if self._optimizer.is_partitioned:
+            bucket.totals = sums.new_empty(bucket.numel // world_size)
+            work = torch.distributed.reduce_scatter_tensor(bucket.totals, sums, async_op=True)
+        else:
+            work = torch.distributed.all_reduce(sums, async_op=True)
+        self._on_the_way.append((work, sums))
+
+    def _receive_first(self) -> None:
+        """Waits for the bucket that was sent first, and frees this rank's sums.
+
+        On a GPU only the stream waits: the update is queued behind the bucket's arrival.
+        """
+        work, _ = self._on_the_way.popleft()
+        work.wait()
+
+    def _update_partitions(self, _closure: None = None) -> None:
+        """Updates this rank's part of every bucket, and gathers the weights of the model.
+
+        DeepSpeed's engine calls it as its optimizer's step.
+        """
+        for partition, bucket in zip(self._optimizer.owned, self._buckets, strict=True):
+            partition.grad = bucket.totals
+        self._optimizer.step()
+        for partition in self._optimizer.owned:
+            partition.grad = None
+        self._engine.optimizer.update_lp_params()
+
+    def _forget(self) -> None:
+        """Drops all sums, for the next step or after a backward pass that failed."""
+        while self._on_the_way:
+            self._receive_first()
+        for bucket in self._buckets:
+            bucket.sums = None
+            bucket.totals = None
+            bucket.num_expected = 0
+        self._num_sent = 0
+        self._is_last = False
+
+
+class Zero3Gradients:
+    """The gradient of a step under ZeRO-3, which DeepSpeed sums and sends."""
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+
+    def backward(self, loss: Tensor, is_last: bool) -> None:  # noqa: ARG002
+        """Adds the gradient of a loss to the gradient of the step; DeepSpeed sends it at once."""
+        # DeepSpeed divides gradients by the number of ranks.
+        scaled_loss = loss * torch.distributed.get_world_size()
+        self._engine.backward(scaled_loss, scale_wrt_gas=False)
+
+    def step(self) -> None:
+        """Updates the weights."""
+        self._engine.step()
+
+
+def reached_parameters(loss: Tensor) -> set[Tensor]:
+    """Returns the leaf tensors whose gradients a backward pass from a loss computes.
+
+    A parameter may be left out, such as the head of next sentence prediction if its weight is 0.
+    """
+    leaves = set()
+    seen = set()
+    nodes = [loss.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            leaves.add(leaf)
+        nodes.extend(next_node for next_node, _ in node.next_functions)
+    return leaves
