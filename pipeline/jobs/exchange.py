@@ -288,7 +288,7 @@ class StoredDocuments:
     def origin(self) -> str:
         """Beginning of an error message, such as "the token parts in FOLDER hold".
 
-        The caller appends the number of documents that it has found.
+        The caller appends what it has found.
         """
         return f"the token parts in {self.tokens.folder.url} hold"
 
@@ -308,8 +308,7 @@ class GroupedDocuments:
         bucket: The bucket.
         chunks: What GroupByKey gathered (`pack_chunk`).
         tokens: How to read dropped.ids and the chunks.
-        origin: Beginning of an error message, to which the caller appends the number of documents
-            that it has found.
+        origin: Beginning of an error message, to which the caller appends what it has found.
         advice: What the user should do if the documents are not those of the bucket.
     """
 
