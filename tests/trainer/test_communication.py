@@ -103,6 +103,15 @@ def test_gradients_overlap_in_several_buckets(stage, optimizer, overlaps):
     assert (traffic.buckets > 1) is overlaps
 
 
+@pytest.mark.parametrize(
+    ("stage", "gradients", "weights"), [(0, 8, 0), (1, 8, 2), (2, 8, 2), (3, 24, 12)]
+)
+def test_gloo_makes_an_all_reduce_of_every_reduce_scatter(stage, gradients, weights):
+    traffic = count_traffic(CONFIG, stage, "bf16", 4, 3, by_gloo=True)
+    assert traffic.gradient_bytes == gradients * SIZE * 3 / 4
+    assert traffic.weight_bytes == weights * SIZE * 3 / 4
+
+
 def test_zero_3_overlaps_nothing_that_is_counted():
     assert not count_traffic(CONFIG, 3, "bf16", 4, 2).overlaps
 

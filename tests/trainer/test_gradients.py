@@ -29,6 +29,7 @@ from trainer.engine.zero import start_engine
 from trainer.model.bert import build_model
 from trainer.optim.adamw import AdamW
 from trainer.optim.muon import Muon
+from trainer.preflight.communication import count_traffic
 from trainer.process.ranks import start_ranks, stop_ranks
 
 CONFIG = dataclasses.replace(BERT, **WITHOUT_DROPOUT)
@@ -223,6 +224,19 @@ def test_without_zero_a_step_sends_every_gradient_once(results):
         found = rank_results["0 fp32"]
         for calls in found["calls"].values():
             assert bytes_of(calls) == {"all_reduce": 4 * found["elements"]}
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("case", ["0 fp32", "1 fp32", "2 fp32", "1 bf16", "2 bf16"])
+def test_the_plan_counts_the_bytes_of_a_step(results, case):
+    """Of two ranks each sends half of what a collective is given, and an all-reduce twice that."""
+    _, stage, precision = CASES[case]
+    found = results[0][case]
+    for name, counts in MICRO_BATCHES.items():
+        sizes = bytes_of(found["calls"][f"{name} 1.0"])
+        sent = sum(size * (2 if kind == "all_reduce" else 1) for kind, size in sizes.items()) / 2
+        traffic = count_traffic(CONFIG, stage, precision, 2, max(counts))
+        assert traffic.total_bytes == pytest.approx(sent, abs=8 * 4 * found["groups"])
 
 
 @pytest.mark.engines

@@ -191,6 +191,8 @@ def count_traffic(
     ranks: int,
     micro_batches: int,
     optimizer: str = "adamw",
+    *,
+    by_gloo: bool = False,
 ) -> Traffic:
     """Returns what a rank sends in a step.
 
@@ -200,6 +202,9 @@ def count_traffic(
         0       8       all-reduced once            none: every rank updates all of them
         1, 2    4       reduce-scattered once       4 in fp32, 2 in bf16, gathered once
         3       4 k     reduce-scattered k times    8 k in fp32, 4 k in bf16, gathered twice in each
+
+    Gloo, by which ranks on CPUs talk, makes an all-reduce of every reduce-scatter, and so sends
+    these gradients twice.
 
     Here k is the number of micro-batches of the step. What is reduced or gathered at once is a
     bucket, and each bucket is a trip, or two if it is all-reduced. Under ZeRO-0 to 2 the buckets
@@ -213,6 +218,7 @@ def count_traffic(
         ranks: Number of ranks, N.
         micro_batches: Micro-batches of a rank in a step, k.
         optimizer: Name of the optimizer, "adamw", "lamb" or "muon".
+        by_gloo: Whether ranks talk by Gloo instead of NCCL.
     """
     size = num_parameters(config)
     bucket = BUCKET_ELEMENTS
@@ -223,7 +229,7 @@ def count_traffic(
     buckets = math.ceil(size / bucket)
     sent = size * (ranks - 1) / ranks
     weight = 2 if precision == "bf16" else _FP32
-    gradient_trips = 2 if zero_stage == 0 else 1
+    gradient_trips = 2 if zero_stage == 0 or by_gloo else 1
     reductions = micro_batches if zero_stage == 3 else 1
     gathers = (0, 1, 1, 2 * micro_batches)[zero_stage]
     return Traffic(

@@ -180,6 +180,7 @@ def traffic_of(settings: PlanSettings, config: BertConfig, micro_batches: int) -
         ranks,
         micro_batches,
         settings.optimizer.name,
+        by_gloo=settings.gpu == "cpu",
     )
 
 
