@@ -52,7 +52,16 @@ def show_instances(
 
 
 def _rows_of(dataset: Dataset, split: str, seq_len: int) -> Iterator[tuple[Shard, Block]]:
-    """Yields each instance of pass 0 as a block of one instance, with its shard, lazily."""
+    """Yields the instances of pass 0, lazily.
+
+    Args:
+        dataset: The dataset.
+        split: "train" or "validation".
+        seq_len: The sequence length of the instances.
+
+    Yields:
+        The shard of an instance, and a block that holds this instance alone.
+    """
     for shard in dataset.shards(split, seq_len, 0):
         for block in read_blocks(dataset, shard):
             yield from ((shard, block.slice(row, row + 1)) for row in range(block.num_instances))

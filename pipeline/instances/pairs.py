@@ -110,11 +110,12 @@ def gather_pairs(
 
 
 class _Balance:
-    """Computes with which chance a chunk gets a random B, so that half of all pairs do.
+    """Computes the chance that a chunk gets a random B, so that half of all pairs have one.
 
-    docs/parity.md 5 has the rule. A chunk of one sentence always gets a random B; the chance is for
-    all other chunks. If one-sentence chunks stay as frequent as they were, half of the bucket's
-    pairs are random at its end.
+    The rule is in docs/parity.md 5. A chunk is the sequence of sentences of a document from which
+    one pair is made. A chunk of one sentence always gets a random B; the chance is for all other
+    chunks. If one-sentence chunks stay as frequent as they were, half of the pairs of the whole
+    bucket are random.
 
     Attributes:
         chance: The chance for the next chunk. It may be below 0 or above 1.
@@ -370,6 +371,12 @@ def _truncate(a: Span, b: Span, max_tokens: int, rng: Random) -> tuple[Span, Spa
 
     Each token is cut off at the front or at the back, at random. B counts as the longer segment if
     both are equally long.
+
+    Args:
+        a: The span of A.
+        b: The span of B.
+        max_tokens: The most tokens of both together.
+        rng: The generator of A's document.
 
     Returns:
         The spans of A and of B.

@@ -359,9 +359,12 @@ class Progress:
             say(f"{self._describe}: {done}{still and '; '}{still}", is_aside=True)
 
     def _describe_still(self, minutes: int) -> str:
-        """Returns what to show after so many minutes without a new output; empty for 0 minutes.
+        """Returns the words to show while no new output appears; empty in the first minute.
 
         The runner is asked for the job's state once per minute.
+
+        Args:
+            minutes: Whole minutes since the last new output.
         """
         if not minutes:
             self._still = ""

@@ -143,7 +143,14 @@ def refuse_unknown(
 
 
 def _held_of(dataset: Dataset, documents: Array, cache_dir: str | None) -> Array:
-    """Returns those of some documents, ascending uint64, that a dataset holds."""
+    """Returns the listed documents that a dataset holds, ascending, uint64.
+
+    Args:
+        dataset: The dataset.
+        documents: The first 64 bits of the ids of the listed documents, ascending, uint64.
+        cache_dir: The folder of the index from documents to instances, which is used if the dataset
+            has no list of its documents; None for the default.
+    """
     if not dataset.folder.exists(DOCUMENT_IDS):
         splits = {group.split for group in dataset.manifest.groups}
         indexes = [open_document_index(dataset, split, cache_dir) for split in sorted(splits)]

@@ -141,7 +141,10 @@ class TokenStore:
 
     @property
     def deciding(self) -> dict[str, Any]:
-        """All settings that left documents out: `choice`, and those of task files if these did."""
+        """All settings that left documents out.
+
+        They are `choice`, and the settings of task files if documents with their text were dropped.
+        """
         if self.settings.get("task_overlap") != "drop":
             return {**self.choice}
         return {**self.choice} | {key: self.settings[key] for key in _TASK_SETTINGS}

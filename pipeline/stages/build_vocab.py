@@ -279,7 +279,7 @@ def make_vocabulary(
 
 
 class _CountedWords(NamedTuple):
-    """What the vocabulary job has counted.
+    """The result of the vocabulary job.
 
     Attributes:
         counters: Sums of the counters in the job's records, such as of documents.

@@ -79,8 +79,8 @@ class Place:
     Attributes:
         source: Number of their source.
         stands_for: Number of stored bytes of the input that these documents represent.
-        scale: `stands_for` divided by the stored bytes that were read: each document here
-            represents so many documents of the input. 0 if nothing was read.
+        scale: The number of documents of the input that each document here represents: `stands_for`
+            divided by the stored bytes that were read. 0 if nothing was read.
         cleaned: The documents, cleaned and filtered.
         documents: The same documents encoded; empty until `_encode_places` fills it.
     """
@@ -187,7 +187,13 @@ def describe_plan(
 def _estimate_build(
     settings: BuildSettings, parts: Sequence[Part], rule_for: RuleFor
 ) -> BuildEstimate:
-    """Takes a sample of the input through all stages of a build, and scales what it comes to."""
+    """Takes a sample of the input through all stages of a build, and scales sizes and seconds up.
+
+    Args:
+        settings: Settings of the build.
+        parts: All parts of the input.
+        rule_for: Returns the rule by which instances of one length are made.
+    """
     started = time.process_time()
     places = _drop_empty_places([_read_place(settings, read) for read in _choose_reads(parts)])
     sample_seconds = time.process_time() - started

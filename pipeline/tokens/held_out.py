@@ -285,8 +285,8 @@ def _at_least_two(
 ) -> list[int]:
     """Makes sure that at least two documents are held out, or none.
 
-    If only one document is held out, a second one is added: the shortest of those that are next in
-    their source. If there is none that fits, nothing is held out.
+    If only one document is held out, a second one is added. It is the shortest of the documents
+    that follow the held-out ones in each source. If it does not fit, nothing is held out.
 
     Args:
         sums: For each source the running sums of the tokens of the documents that may be held out.
@@ -294,7 +294,7 @@ def _at_least_two(
         most_tokens: The most tokens to hold out.
 
     Returns:
-        The number of documents of each source that are held out then.
+        The number of documents of each source to hold out.
     """
     total = sum(numbers)
     if total >= 2:

@@ -299,7 +299,7 @@ class TokenParts:
 def read_bucket(
     tokens: TokenParts, names: Sequence[str], bucket: Bucket
 ) -> Iterator[TokenizedDocument]:
-    """Yields a bucket's documents, copies included. Of each part one contiguous range is read.
+    """Yields a bucket's documents, copies included. It reads one range of bytes of each part.
 
     Args:
         tokens: The token parts.

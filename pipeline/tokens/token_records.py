@@ -37,7 +37,7 @@ _RECORD_NAME = re.compile(r"(?P<part>[0-9a-f]+)-(?P<number>\d{5})(?P<last>-last)
 def finished_parts(file_names: Iterable[str], parts: Sequence[Part]) -> dict[str, list[str]]:
     """Returns the record names of the parts that are complete, by the part's key.
 
-    A part is complete if the record of its last list is there, and those of all lists before it.
+    A part is complete if its last list of documents has a record, and all lists before it have one.
 
     Args:
         file_names: Names of the files in the folder of records.

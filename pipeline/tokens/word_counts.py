@@ -53,8 +53,9 @@ def choose_sample(parts: Sequence[Part]) -> dict[Part, int]:
     """Chooses the parts from which words are counted (docs/format.md, section 1).
 
     If all text is to be counted, all parts are chosen. Otherwise one in 2^k documents is counted
-    (`sample_bits`), and most parts need not be read: each source is cut anew into parts of 8 MiB,
-    of which one in 2^a is read, but at least 64. Of its documents one in 2^(k - a) is counted.
+    (`sample_bits`), and most parts need not be read. Each source is cut anew into parts of 8 MiB.
+    One in 2^a of these parts is read, but at least 64 of them. In the parts that are read, one in
+    2^(k - a) documents is counted.
 
     A file that cannot be cut may be a part with more than a 64th of its source. Such a part is
     always read, and one in 2^k of its documents is counted. So every document has the same
@@ -64,8 +65,8 @@ def choose_sample(parts: Sequence[Part]) -> dict[Part, int]:
         parts: All parts of the input.
 
     Returns:
-        The parts to read, each with the number of first bits of a document's id that must all be
-            ones for the document to be counted.
+        The parts to read. The value of a part is a number of bits: a document of the part is
+        counted if this many first bits of its id are all 1.
     """
     num_bits = sample_bits(sum(part.text_bytes for part in parts))
     if not num_bits:

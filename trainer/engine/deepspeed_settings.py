@@ -420,8 +420,9 @@ def _check_params(file: DeepSpeedFile, kind: str, params: Mapping[str, str]) -> 
 def _decides_schedule(file: DeepSpeedFile) -> bool:
     """Returns whether the file decides the schedule.
 
-    It does not if it has no scheduler, or if it gives a scheduler "auto" for some parameters and
-    only neutral values, such as a warm-up from 0, for the rest. Then the run's settings decide.
+    The run's settings decide it if the file has no scheduler. They also decide it if some
+    parameters of the scheduler are "auto", and all others have neutral values, such as a warm-up
+    from 0.
     """
     prefix = "scheduler.params."
     neutral = {"warmup_min_lr": 0.0, "warmup_min_ratio": 0.0, "last_batch_iteration": -1}

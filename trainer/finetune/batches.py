@@ -40,7 +40,7 @@ class Recipe:
         return f"batch{self.global_batch}-lr{self.peak_lr:g}-epochs{self.epochs}-seed{self.seed}"
 
     def num_steps(self, num_items: int) -> int:
-        """Returns the number of optimizer steps for so many training items."""
+        """Returns the number of optimizer steps of a training on `num_items` items."""
         return self.epochs * math.ceil(num_items / self.global_batch)
 
 

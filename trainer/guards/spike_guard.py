@@ -47,7 +47,8 @@ class SpikeGuard:
     """Judges the gradient of every step by its norm.
 
     Attributes:
-        streak: The newest steps, if their gradients were refused; None if the last one was taken.
+        streak: The newest steps in a row whose gradients were refused; None if the gradient of the
+            last step was used.
         num_skipped: Number of steps refused in the whole run.
         num_rollbacks: How often the run has gone back to a checkpoint.
         left_out: Ranges of positions that the run leaves out because it has gone back, each as

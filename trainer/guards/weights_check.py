@@ -134,9 +134,9 @@ def _sum_words(flat: Tensor) -> Tensor:
 def find_suspects(rows: Sequence[tuple[int, bool]]) -> list[int]:
     """Returns the ranks whose weights are at fault; none if all is well.
 
-    If a rank's tensors changed between two updates, it is at fault. If there is no such rank, the
-    ranks whose checksum differs from that of the majority are. Without a majority, any rank may be
-    at fault, so all are returned.
+    A rank is at fault if its tensors changed between two updates. If there is no such rank, each
+    rank whose checksum differs from the majority's is at fault. If there is no majority either, any
+    rank may be at fault, so all are returned.
 
     Args:
         rows: For each rank, the checksum of its model's weights, and whether the tensors that it

@@ -180,7 +180,13 @@ def _special_ids(tokenizer: Tokenizer, names: Sequence[str]) -> dict[str, int]:
 
 
 def _wrong_size(name: str, size: int, limit: int) -> str:
-    """Returns what is wrong with a sentence of so many tokens, for a message."""
+    """Returns a message about a sentence without tokens, or with too many.
+
+    Args:
+        name: The sentence, for the message.
+        size: Its number of tokens, with [CLS] and [SEP].
+        limit: The most tokens that the model reads.
+    """
     if size == 2:
         return f"{name} has no token of the vocabulary, expected a sentence"
     found = f"{name} has {size} tokens with [CLS] and [SEP], and the model reads {limit}"

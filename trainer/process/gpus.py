@@ -6,14 +6,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Gpu:
-    """What a data sheet says of a GPU; 0 means that it is not known, or that there is none.
+    """The numbers in a GPU's data sheet.
+
+    0 means that a number is not known, or that the GPU cannot do what the number is about.
 
     Attributes:
         bf16_tflops: Dense TFLOP/s of matrix products in bf16.
         fp32_tflops: TFLOP/s in fp32. Products in TF32 are faster, but torch makes them only if it
             is asked to, and the trainer does not ask.
         memory_gb: Memory in GB.
-        peers: What connects the GPUs of one node.
+        peers: The kind of link between the GPUs of one node, such as NVLink.
         peer_gigabytes: GB/s that the GPU sends to the other GPUs of its node.
     """
 

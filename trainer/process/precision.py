@@ -13,7 +13,7 @@ Precision = Literal["fp32", "bf16"]
 
 @dataclass(frozen=True)
 class Device:
-    """What counts for the decision about the device of a rank.
+    """The facts about a rank's device by which number format and compilation are decided.
 
     Attributes:
         name: Name of the device for people.

@@ -186,7 +186,11 @@ class RunFolder:
 
 
 def describe_left_out(documents: Sequence[int]) -> dict[str, Any]:
-    """Returns what run.json says of a list of documents that the run leaves out."""
+    """Returns the entry of run.json about the documents that the run leaves out.
+
+    Args:
+        documents: The first 64 bits of the documents' ids.
+    """
     return {"documents": len(documents), "hash": hash_documents(documents)}
 
 

@@ -37,11 +37,11 @@ class LeftOutDocuments:
 
     @property
     def state(self) -> ListState:
-        """What the stream's state keeps of the whole list."""
+        """The number and the hash of all documents, which a stream's state keeps."""
         return self.state_of_first(len(self.documents))
 
     def state_of_first(self, count: int) -> ListState:
-        """Returns what the stream's state keeps of the first documents of the list."""
+        """Returns the number and the hash of the first `count` documents of the list."""
         return ListState(count, hash_documents(self.documents[:count]))
 
     def look_into(self, mixture: Mixture, seq_lens: Iterable[int]) -> "LeftOutDocuments":
@@ -75,8 +75,8 @@ class LeftOutDocuments:
             dataset: The dataset.
             seq_len: The length of the instances.
             pass_index: The number of the pass, which must be known.
-            num_before: Leaves away the instances that hold one of so many first documents of the
-                list.
+            num_before: An instance is not returned if it holds one of the first `num_before`
+                documents of the list.
         """
         key = dataset.url, seq_len, pass_index
         found = self.found.get(key) or self._find(dataset, seq_len, {pass_index})[key]

@@ -258,7 +258,13 @@ def tag_accuracy(labels: Sequence[Tags], predictions: Sequence[Tags]) -> float:
 
 
 def _metrics_of_counts(num_right: int, num_predicted: int, num_true: int) -> EntityMetrics:
-    """Returns the metrics for so many right, predicted and true entities."""
+    """Returns precision, recall and F1.
+
+    Args:
+        num_right: Number of predicted entities that are right.
+        num_predicted: Number of all predicted entities.
+        num_true: Number of entities in the labels.
+    """
     return EntityMetrics(
         precision=_divide(num_right, num_predicted),
         recall=_divide(num_right, num_true),

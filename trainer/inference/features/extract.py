@@ -66,7 +66,8 @@ class Window(NamedTuple):
         start: The first token.
         stop: The token after the last one.
         keep_start: The first token whose vector is taken from this window.
-        keep_stop: The token after the last such one. Each token is kept in exactly one window.
+        keep_stop: The token after the last one whose vector is taken from this window. The vector
+            of each token is taken from exactly one window.
     """
 
     start: int
@@ -363,8 +364,9 @@ def _mean_rows(
     Args:
         batch: The windows, with their texts.
         vectors: [kept tokens, C, H], the vectors of the tokens that the windows keep, in order.
-        sums: By the number of a text, the sum of its vectors in earlier micro-batches. The sum of
-            a text that goes on in the next micro-batch is added; that of one that ends is removed.
+        sums: By the number of a text, the sum of its vectors in earlier micro-batches. Changed in
+            place: if a text goes on in the next micro-batch, its sum is put in; if a text ends, its
+            sum is removed.
     """
     texts = []
     means = []

@@ -20,11 +20,11 @@ _DATASET_COLUMNS = ("weight", "passes", "content")
 
 
 class ListState(NamedTuple):
-    """What a stream's state keeps of the list of documents that the stream leaves out.
+    """The part of a stream's state that is about the list of documents that the stream leaves out.
 
     Attributes:
         num_documents: How many documents from the beginning of the list the stream leaves out.
-        digest: Hash of these, as `hash_documents` returns it.
+        digest: Hash of these documents, as `hash_documents` returns it.
     """
 
     num_documents: int
@@ -33,7 +33,7 @@ class ListState(NamedTuple):
 
 @dataclass(frozen=True)
 class DatasetState:
-    """What a stream's state keeps of one dataset, to recognize it when the stream goes on.
+    """The part of a stream's state by which a dataset is recognized when the stream goes on.
 
     Attributes:
         weight: Its weight in the mixture.
