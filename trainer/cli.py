@@ -31,6 +31,11 @@ COMMANDS = {
         "trainer.pretrain.loop:pretrain", unwinds=False, local=("output", "cache_dir"),
         check="trainer.first_checks:check_pretrain",
     ),
+    "forget": Command(
+        "make a run again as if documents had been left out of it",
+        "trainer.forget.settings:ForgetSettings", "trainer.forget.command:forget",
+        positionals=("run",), unwinds=False, local=("output", "cache_dir"),
+    ),
     "finetune": Command(
         "train a pretrained model on a task, over settings and seeds",
         "trainer.finetune.settings:FinetuneSettings", "trainer.finetune.run:finetune",

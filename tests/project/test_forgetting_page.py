@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.page_commands import run_block
+from trainer.forget.certificate import hash_id
 
 PAGE = (Path(__file__).parents[2] / "docs/forgetting.md").read_text()
 ASK = PAGE.partition("\n## Ask any step, any document\n")[2].partition("\n## ")[0]
 BLOCKS = re.findall(r"```bash\n(.*?)```", ASK, re.DOTALL)
+FORGET = PAGE.partition("\n## Forget any document\n")[2].partition("\n## ")[0]
+[FORGETTING] = re.findall(r"```bash\n(.*?)```", FORGET, re.DOTALL)
 
 
 @pytest.mark.engines
@@ -28,3 +31,13 @@ def test_a_run_is_asked(tmp_path):
     assert records[0]["reads"] == len(records) - 1
     assert f"{records[0]['reads']} times in {records[0]['steps']} steps" in said[2]
     assert said[3] == ""
+    asked = records[0]
+    said = run_block(FORGETTING, tmp_path, **cache)
+    plan = f"steps of run have read their instances {asked['reads']} times, the first in step"
+    assert said.count(f"1 document(s) to forget: {plan} {records[1]['step']}") == 2
+    assert "not covered: The vocabulary of data stays as it is. It was learned from the" in said
+    assert "run2: finished, 20 steps" in said
+    page = (tmp_path / "run2/certificate.html").read_text()
+    assert hash_id(int(asked["id"][:16], 16)) in page
+    assert asked["id"][:16] not in page
+    assert asked["id"][:16] in (tmp_path / "run2/left_out.txt").read_text()

@@ -81,6 +81,10 @@ ROOMS = {
         " .stream.batches .stream .model .minimal_pairs .conversion .optim .engine .settings .runs"
         " .checkpoints .guards .watch"
     ),
+    "trainer.forget": (
+        "pipeline.storage pipeline.pages pipeline.command_line pipeline.shards .process"
+        " .stream.order .stream .settings .runs .checkpoints .pretrain"
+    ),
     "trainer.inference": (
         "tokenizer pipeline.storage pipeline.command_line pipeline.shards .stream.batches .stream"
         " .model .minimal_pairs .conversion .runs .checkpoints .pretrain"
@@ -130,6 +134,7 @@ LIBRARIES = {
     "trainer.stream.reading": "numpy pyarrow",
     "trainer.stream.batches": "torch numpy pyarrow",
     "trainer.stream": "torch numpy webdataset",
+    "trainer.forget": "numpy",
     "trainer.watch": "torch numpy tqdm yaml markupsafe tensorboard wandb",
 }
 

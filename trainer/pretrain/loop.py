@@ -5,7 +5,7 @@ import dataclasses
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ from trainer.pretrain.objectives import WITH_NSP, prepare_step
 from trainer.pretrain.pairs import measure_pairs
 from trainer.pretrain.run import Position, Run, find_position, open_run
 from trainer.pretrain.validation import ValidationSet, load_validation_sets, measure
-from trainer.process.ranks import start_ranks, stop_ranks, together
+from trainer.process.ranks import Ranks, start_ranks, stop_ranks, together
 from trainer.process.stopping import LauncherWatch, leave_at_once, note_outcome, stops_requested
 from trainer.runs.metrics import loss_columns
 from trainer.settings import Phase, PretrainSettings, resolve
@@ -110,6 +110,21 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
         process with another code.
     """
     assert not remainder, "the command line passes nothing after --"
+    return train(settings, lambda _: True)
+
+
+def train(settings: PretrainSettings, prepare: Callable[[Ranks], bool]) -> int:
+    """Trains, or continues, the run in the folder `settings.output`.
+
+    Args:
+        settings: The settings of the run.
+        prepare: Called by all ranks together before the run is opened; returns whether there is a
+            run to train.
+
+    Returns:
+        The exit code: 0 if the run is finished, or there is none. A run that was told to stop
+        saves, and ends the process with another code.
+    """
     settings = resolve(settings)
     chosen = passed_to_deepspeed(settings.deepspeed)
     watch = LauncherWatch()
@@ -117,7 +132,7 @@ def pretrain(settings: PretrainSettings, remainder: object = None) -> int:
     note = note_outcome if ranks.rank == 0 else lambda _: None
     note("running")
     try:
-        run = open_run(settings, chosen, ranks)
+        run = open_run(settings, chosen, ranks) if prepare(ranks) else None
         if run is None:
             note("finished")
             return 0

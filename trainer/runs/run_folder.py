@@ -349,6 +349,24 @@ def _changed_datasets(old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any
     return changes
 
 
+def refuse_changed_datasets(
+    where: str, old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]
+) -> None:
+    """Raises a ValueError if datasets are not those that a run was trained on.
+
+    Args:
+        where: The run, for the message.
+        old: The facts of the datasets in its run.json.
+        new: The facts of the datasets that were opened for it.
+    """
+    changes = _changed_datasets(old, new)
+    if changes:
+        raise ValueError(
+            f"{where} was trained on other datasets: {'; '.join(changes)}; give --data where its"
+            " datasets are now"
+        )
+
+
 def check_trunk(run: RunFolder, settings: PretrainSettings, mixture: Mixture) -> None:
     """Checks that a new run may begin at a checkpoint of another run.
 

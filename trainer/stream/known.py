@@ -151,7 +151,8 @@ class KnownPasses:
                 f" {self._documents.state_of_first(count).digest}; give the list that it was begun"
                 " with, which may only grow at its end"
             )
-        consumed = self.first_consumed(state, count)
+        order = self.order_of_further(state, count)
+        consumed = first_left_out(order, state.position)
         if consumed is not None:
             raise ValueError(
                 f"leave_out: position {consumed} holds a listed document, and training has come to"
@@ -160,29 +161,23 @@ class KnownPasses:
             )
         return replace(state, left_out=self._documents.state)
 
-    def first_consumed(self, state: StreamState, num_before: int, stop: int = 0) -> int | None:
-        """Returns the first position that was consumed although its instance is left out now.
+    def order_of_further(self, state: StreamState, num_before: int) -> StreamOrder:
+        """Returns an order that leaves out only what further documents of the list leave out.
 
         Args:
             state: A state of the stream.
-            num_before: How many first documents of the list the stream has always left out.
-            stop: Where the stream ended that is looked at; by default where the state is.
-
-        Returns:
-            The position, or None if there is none.
+            num_before: How many first documents of the list do not count: instances that hold one
+                of them are not left out in this order.
         """
-        documents = self._documents
-        if documents is None or num_before == len(documents.documents):
-            return None
-        left_out = tuple(
-            tuple(
-                documents.instances(source.dataset, self.seq_len, number, num_before)
+        assert self._documents is not None, "there is a list"
+        left_out = []
+        for source, passes in zip(self.mixture, self._passes, strict=True):
+            instances = [
+                self._documents.instances(source.dataset, self.seq_len, number, num_before)
                 for number in range(len(passes))
-            )
-            for source, passes in zip(self.mixture, self._passes, strict=True)
-        )
-        order = replace(self.order(state), left_out=left_out)
-        return first_left_out(order, max(stop, state.position))
+            ]
+            left_out.append(tuple(instances))
+        return replace(self.order(state), left_out=tuple(left_out))
 
     def wait_for(self, position: int) -> None:
         """Waits until all positions before this one are known, and adds every pass that exists.

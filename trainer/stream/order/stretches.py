@@ -124,11 +124,19 @@ def first_left_out(order: StreamOrder, stop: int) -> int | None:
     for dataset in range(len(order.left_out)):
         for _, epoch in _epochs_between(order, 0, stop, [dataset]):
             positions = _left_out_of_epoch(order, dataset, epoch)
-            positions = positions[(positions < stop) & ~_is_skipped(order.skipped, positions)]
+            positions = positions[(positions < stop) & ~is_in(order.skipped, positions)]
             if len(positions):
                 candidates.append(int(positions[0]))
                 break
     return min(candidates, default=None)
+
+
+def is_in(stretches: Iterable[Stretch], positions: Array) -> Array:
+    """Returns which positions are in one of some stretches, bool [I]."""
+    is_inside = np.zeros(len(positions), np.bool_)
+    for start, stop in stretches:
+        is_inside |= (start <= positions) & (positions < stop)
+    return is_inside
 
 
 def step_spans(order: StreamOrder, position: int, global_batch: int) -> Iterator[Span]:
@@ -179,10 +187,3 @@ def _left_out_of_epoch(order: StreamOrder, dataset: int, epoch: int) -> Array:
     passes = order.left_out[dataset]
     instances = passes[epoch % len(passes)]
     return np.sort(positions_in_epoch(order, dataset, epoch, instances.shard, instances.row))
-
-
-def _is_skipped(skipped: tuple[Stretch, ...], positions: Array) -> Array:
-    """Returns which positions are in one of the ascending stretches, bool [I]."""
-    bounds = np.array(skipped, np.int64).reshape(-1)
-    is_inside: Array = np.searchsorted(bounds, positions, side="right") % 2 == 1
-    return is_inside

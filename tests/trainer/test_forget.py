@@ -1,0 +1,169 @@
+"""Documents are forgotten exactly, the plan says what that takes, and bad input changes nothing.
+
+Document n of the datasets here is row n of each shard.
+"""
+
+import json
+import shutil
+
+import pytest
+
+from scripts.soak.forgetting import LONG, SHORT, Scenario, forget_often
+from tests.trainer.tiny_dataset import write_tiny_dataset
+from tests.trainer.tiny_run import OURS, TINY, launch, write_config
+from trainer.checkpoints.files import read_marker
+from trainer.cli import main
+from trainer.forget.certificate import hash_id
+from trainer.forget.plan import ForgettingPlan
+
+pytestmark = pytest.mark.engines
+
+PHASE = {"seq_len": 16, "global_batch": 12, "steps": 8, "peak_lr": 0.02, "warmup_steps": 2}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A dataset and a run of 8 steps on it, with a checkpoint after every second step."""
+    folder = tmp_path_factory.mktemp("forget")
+    data = write_tiny_dataset(folder / "data")
+    launch(OURS, pretrain(folder, data, "run"), 1)
+    return folder
+
+
+def pretrain(folder, data, name, **changed):
+    often = {"checkpoint": {"interval": 2, "keep": 0}, "seed": 11}
+    often |= {"model": {"preset": "tiny", "overrides": TINY}, "cache_dir": str(folder / "cache")}
+    return write_config(folder / name, data, phases=[PHASE], **often | changed)
+
+
+@pytest.fixture
+def forget(place, tmp_path, capsys):
+    """Runs the command for documents, and returns its code and what it said."""
+
+    def run(documents, *flags, name="run", output="new"):
+        path = tmp_path / "list"
+        path.write_text("".join(f"{document:016x}\n" for document in documents))
+        words = ["forget", str(place / name), "--documents", str(path), *flags]
+        capsys.readouterr()
+        code = main([*words, "--output", str(tmp_path / output)])
+        captured = capsys.readouterr()
+        return code, captured.out + captured.err
+
+    return run
+
+
+def first_steps(place, capsys):
+    """The first step that read each document, as `ask` says it."""
+    capsys.readouterr()
+    words = ["ask", str(place / "run"), "--step", "1-8", "--format", "jsonl", "--origins", "false"]
+    assert main([*words, "--cache_dir", str(place / "cache")]) == 0
+    steps = {}
+    for line in capsys.readouterr().out.splitlines():
+        record = json.loads(line)
+        if record["kind"] == "instance":
+            steps.setdefault(int(record["document_a"], 16), record["step"])
+    return steps
+
+
+def test_the_plan_names_step_and_checkpoint_and_does_nothing(place, forget, tmp_path, capsys):
+    steps = first_steps(place, capsys)
+    middle = next(document for document, step in sorted(steps.items()) if step == 5)
+    late = next(document for document, step in sorted(steps.items()) if step == 7)
+    code, said = forget([late, middle], "--plan")
+    assert code == 0
+    assert "2 document(s) to forget: steps of" in said
+    assert "the first in step 5\n" in said
+    assert "training goes on after step 4, its checkpoint\n" in said
+    assert "4 steps are made again, 4 until the end, 0.00 hours at its rate\n" in said
+    assert not (tmp_path / "new").exists()
+    early = next(document for document, step in sorted(steps.items()) if step == 1)
+    assert (
+        "no checkpoint is from before that step: training begins at step 0"
+        in forget([early], "--plan")[1]
+    )
+
+
+def test_documents_that_no_step_read_need_no_other_run(place, forget, tmp_path, capsys):
+    steps = first_steps(place, capsys)
+    unread = next(document for document in range(300) if document not in steps)
+    code, said = forget([unread])
+    assert (code, (tmp_path / "new").exists()) == (0, False)
+    assert "1 document(s) to forget: no step of" in said
+    assert "is the run without them, no other is made" in said
+
+
+def test_forgetting_equals_never_having_read_and_is_certified(place, forget, tmp_path, capsys):
+    """Forgetting once more is like one list of both."""
+    steps = first_steps(place, capsys)
+    [first, second] = [
+        next(document for document, step in sorted(steps.items()) if step == wanted)
+        for wanted in (5, 3)
+    ]
+    before = {path: path.read_bytes() for path in (place / "run").rglob("*") if path.is_file()}
+    code, said = forget([first])
+    assert code == 0, said
+    assert "new: continuing after step 4" in said
+    certificate = json.loads((tmp_path / "new/certificate.json").read_text())
+    assert certificate["documents_sha256"] == [hash_id(first)]
+    assert certificate["from_checkpoint"] == "step-00000004"
+    assert certificate["first_step"] == 5
+    last = tmp_path / "new/checkpoints/step-00000008"
+    assert certificate["files"] == read_marker(last)
+    code, said = forget([second], name=tmp_path / "new", output="newer")
+    assert code == 0, said
+    listed = str(tmp_path / "newer/left_out.txt")
+    launch(OURS, pretrain(tmp_path, place / "data", "whole", leave_out=listed), 1)
+    whole = tmp_path / "whole/checkpoints/step-00000008"
+    newer = tmp_path / "newer/checkpoints/step-00000008"
+    for file in whole.iterdir():
+        assert file.read_bytes() == (newer / file.name).read_bytes(), file.name
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize(
+    ("documents", "changes", "message"),
+    [
+        ([10_000], {}, "lists 0000000000002710, which no dataset holds ("),
+        ([3], {"data": "no-such"}, "no-such holds no manifest.json: not a finished dataset"),
+        ([3], {"data": "other"}, "was trained on other datasets: root hash of data"),
+        ([3], {"output": "run"}, "exists and is another run; give another --output, or remove it"),
+        ([3], {"run": "no-run"}, "no-run holds no run.json; give the --output of a pretrain"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(
+    place, tmp_path, capsys, documents, changes, message
+):
+    write_tiny_dataset(tmp_path / "other", seed=9)
+    shutil.copytree(place / "run", tmp_path / "run")
+    path = tmp_path / "list"
+    path.write_text("".join(f"{document:016x}\n" for document in documents))
+    words = ["forget", str(place / changes.get("run", "run")), "--documents", str(path)]
+    words += ["--output", str(tmp_path / changes.get("output", "new"))]
+    if "data" in changes:
+        words += ["--data", str(tmp_path / changes["data"])]
+    before = sorted(tmp_path.rglob("*"))
+    capsys.readouterr()
+    for plan in (["--plan"], []):
+        assert main([*words, *plan]) == 2
+        said = capsys.readouterr().err.strip()
+        assert message in said
+        assert len(said.splitlines()) == 1
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_ranks_and_phases(tmp_path):
+    """Two ranks under ZeRO-1; `python -m scripts.soak.forgetting` tries all kinds of runs."""
+    scenario = Scenario("lamb", 1, 2, (SHORT, LONG), ("a:2", "b"), {"masking": "0.3-0.15"})
+    [result] = forget_often(scenario, tmp_path / "work", 1, seed=4)
+    assert result["is_equal"]
+    assert result["first_step"]
+
+
+def test_a_plan_of_a_run_that_goes_on():
+    """An unfinished run is made to go on without the documents, though none was read."""
+    plan = ForgettingPlan((7,), 1, 0, None, "step-00000004", 4, 4, 8, None)
+    assert not plan.has_nothing_to_do
+    assert plan.describe("RUN")[1:] == [
+        "training goes on after step 4, its checkpoint",
+        "0 steps are made again, 4 until the end",
+    ]

@@ -1,0 +1,144 @@
+"""Writes what an auditor needs to know about a forgetting: certificate.json and certificate.html.
+
+Documents are named by hashes of their ids, so that the page does not publish what was forgotten.
+Whoever has a document can compute its id (docs/format.md, section 1) and look for its hash.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pipeline.pages.render import render
+from pipeline.shards.dataset import Dataset
+from pipeline.storage.local import replace_file
+from trainer.checkpoints.files import find_checkpoints, read_marker
+from trainer.runs.json_files import to_json
+from trainer.runs.run_folder import RunFolder
+from trainer.stream.order.source import Mixture
+
+CERTIFICATE = "certificate.json"
+PAGE = "certificate.html"
+_WORD_COUNTS = "word_counts.parquet"
+
+
+def hash_id(document: int) -> str:
+    """Returns the sha256, in hex, of the first 16 hex digits of a document's id."""
+    return hashlib.sha256(f"{document:016x}".encode()).hexdigest()
+
+
+def describe_limits(mixture: Mixture, facts: Mapping[str, Any]) -> list[str]:
+    """Returns what forgetting does not cover, in sentences.
+
+    Args:
+        mixture: The datasets of the run.
+        facts: The run.json of the run.
+    """
+    limits = []
+    for source in mixture:
+        limits += _limits_of(source.name, source.dataset)
+    base = facts.get("base_model", {}).get("name")
+    if base:
+        limits.append(f"The base model {base}, which the run began with, is not changed.")
+    limits += [
+        "Documents that are held out for validation were never trained on, but are still measured.",
+        "Exact copies of a document have its id and are forgotten with it. A document of more than"
+        " 8 MiB was cut into several, each with an id that has to be listed.",
+        "The dataset, exports, fine-tuned models, uploads and copies that were made before, and the"
+        " old run itself, still exist.",
+        "left_out.txt in the folder of the new run lists the ids themselves.",
+    ]
+    return limits
+
+
+def _limits_of(name: str, dataset: Dataset) -> list[str]:
+    """Returns what forgetting does not cover because of one dataset."""
+    limits = []
+    if dataset.folder.exists(_WORD_COUNTS):
+        limits.append(
+            f"The vocabulary of {name} stays as it is. It was learned from the texts of the"
+            " dataset, the documents among them."
+        )
+    else:
+        limits.append(f"The vocabulary of {name} stays as it is, wherever it was learned.")
+    threshold = dataset.manifest.settings.get("near_duplicates")
+    if threshold is None:
+        limits.append(
+            f"{name} was built without --near_duplicates, so it does not know which other documents"
+            " are nearly the same. They are not forgotten unless they are listed."
+        )
+    else:
+        limits.append(
+            f"{name} was built with --near_duplicates: of documents that are nearly the same it"
+            " holds one. Documents below that likeness are not forgotten unless they are listed."
+        )
+    return limits
+
+
+def write_certificate(run: RunFolder, documents: Sequence[int], limits: Sequence[str]) -> Path:
+    """Writes the certificate of a finished run that `forget` made; returns the page.
+
+    Args:
+        run: The new run.
+        documents: The documents that were forgotten, by the first 64 bits of their ids.
+        limits: The result of `describe_limits`.
+    """
+    facts = run.read_facts()
+    finished, _ = find_checkpoints(run.checkpoints)
+    newest = finished[-1]
+    launch = facts["launches"][-1]
+    certificate = {
+        "documents_sha256": sorted(map(hash_id, documents)),
+        "datasets": [
+            {key: dataset[key] for key in ("name", "root_hash", "settings_hash")}
+            for dataset in facts["datasets"]
+        ],
+        **{key: facts["forgot"][key] for key in facts["forgot"] if key != "list"},
+        "new_run": facts["id"],
+        "software": launch["software"],
+        "git_commit": launch["git_commit"],
+        "launches": [
+            {"world_size": each["world_size"], "time": each["time"]} for each in facts["launches"]
+        ],
+        "checkpoint": newest.name,
+        "files": read_marker(newest),
+        "not_covered": list(limits),
+    }
+    replace_file(run.path / CERTIFICATE, to_json(certificate))
+    replace_file(run.path / PAGE, _render_page(certificate).encode())
+    return run.path / PAGE
+
+
+def _render_page(certificate: Mapping[str, Any]) -> str:
+    """Returns the page of a certificate as HTML."""
+    first_step = certificate["first_step"]
+    found = "No step of that run had read one."
+    if first_step is not None:
+        found = f"The first step of that run that had read one is {first_step:,}."
+    beginning = certificate["from_checkpoint"] or "its beginning"
+    summary = (
+        f"The run {certificate['new_run']} is the run {certificate['old_run']} without"
+        f" {len(certificate['documents_sha256']):,} document(s). {found} The new run goes on from"
+        f" {beginning} of that run, before any of these documents was read, and none of its steps"
+        " has read one."
+    )
+    how = {
+        **certificate["software"],
+        "git_commit": certificate["git_commit"],
+        "launches": [
+            f"{launch['time']}, {launch['world_size']} rank(s)"
+            for launch in certificate["launches"]
+        ],
+        "instances_that_had_been_read": certificate["num_instances"],
+    }
+    return render(
+        Path(__file__).with_name("certificate.html"),
+        certificate=certificate,
+        summary=summary,
+        how=how,
+        files=[
+            (name, each["bytes"], each["sha256"]) for name, each in certificate["files"].items()
+        ],
+        datasets=[tuple(dataset.values()) for dataset in certificate["datasets"]],
+        documents=[(document,) for document in certificate["documents_sha256"]],
+    )

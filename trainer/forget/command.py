@@ -1,0 +1,226 @@
+"""Runs `python -m trainer forget`: plans, prepares the new run, trains it, and certifies it."""
+
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from pipeline.shards.document_list import format_document_list, hash_documents, read_document_list
+from pipeline.storage.folder import parse_storage_options
+from pipeline.storage.local import replace_file
+from pipeline.storage.terminal import say
+from trainer.checkpoints.store import METRICS, newest_json
+from trainer.forget.certificate import CERTIFICATE, describe_limits, write_certificate
+from trainer.forget.plan import (
+    ForgettingPlan,
+    OldRun,
+    open_run_data,
+    plan_forgetting,
+    read_old_run,
+)
+from trainer.forget.settings import ForgetSettings
+from trainer.pretrain.loop import train
+from trainer.process.ranks import Ranks, together
+from trainer.runs.json_files import to_json
+from trainer.runs.metrics import MetricsFile
+from trainer.runs.run_folder import (
+    PRETRAINING,
+    VOCABULARY_HASHES,
+    RunFolder,
+    describe_left_out,
+    to_yaml,
+)
+from trainer.settings import PretrainSettings
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What one `forget` command is about.
+
+    Attributes:
+        settings: The settings of the command.
+        options: Options of the filesystems of the runs and the datasets.
+        old: The run that documents are to be forgotten from.
+        new: The folder of the new run.
+    """
+
+    settings: ForgetSettings
+    options: Mapping[str, Any] | None
+    old: OldRun
+    new: RunFolder
+
+    @property
+    def cache_dir(self) -> str | None:
+        """Folder for what is found out about documents; None for the default one."""
+        return self.settings.cache_dir or self.old.settings.cache_dir
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether the new run was made by an earlier command for the same run and list.
+
+        Raises:
+            FileExistsError: Something else is at its place.
+        """
+        path = self.new.path
+        if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+            return False
+        PRETRAINING.refuse_foreign(path)
+        forgot = self.new.read_facts().get("forgot", {})
+        names = self.old.facts["id"], _hash_file(self.settings.documents)
+        if (forgot.get("old_run"), forgot.get("list")) != names:
+            raise FileExistsError(
+                f"{path} exists and is another run; give another --output, or remove it"
+            )
+        return True
+
+    def pretrain_settings(self) -> PretrainSettings:
+        """Returns the settings of the new run."""
+        old = self.old.settings
+        checkpoint = replace(old.checkpoint, url=self.settings.checkpoint_url)
+        return replace(
+            old,
+            data=self.settings.data or old.data,
+            output=self.settings.output,
+            leave_out=str(self.new.left_out),
+            checkpoint=checkpoint,
+            storage_options=self.settings.storage_options,
+        )
+
+
+def forget(settings: ForgetSettings, _remainder: object = None) -> int:
+    """Runs `python -m trainer forget RUN --documents LIST --output RUN2` on this rank.
+
+    Returns:
+        The exit code: 0 if the new run is finished, or if there is nothing to do.
+
+    Raises:
+        FileExistsError: Another run is at the place of the new one.
+        FileNotFoundError: The run, a dataset or the list is missing.
+        ValueError: The run, a dataset or the list is not as it should be.
+    """
+    options = parse_storage_options(settings.storage_options)
+    old = read_old_run(settings.run, options)
+    task = _Task(settings, options, old, RunFolder(Path(settings.output)))
+    is_first = int(os.environ.get("RANK", "0")) == 0
+    if settings.plan:
+        if is_first:
+            _ = task.is_begun  # refuses what is there
+            _say_plan(task)
+        return 0
+    code = train(task.pretrain_settings(), lambda ranks: _prepare(task, ranks))
+    if code == 0 and is_first and task.new.facts.is_file():
+        _certify(task)
+    return code
+
+
+def _prepare(task: _Task, ranks: Ranks) -> bool:
+    """Makes the folder of the new run, if it is not there; all ranks call this together.
+
+    Returns:
+        Whether there is a run to train.
+    """
+    is_needed = True
+    with together(ranks):
+        if ranks.rank == 0:
+            if task.is_begun:
+                say(f"{task.new.path}: goes on")
+            else:
+                is_needed = _make_run(task, ranks)
+    return bool(ranks.from_first(is_needed))
+
+
+def _say_plan(task: _Task) -> ForgettingPlan:
+    """Prints the plan, and returns it."""
+    old = task.old
+    mixture = open_run_data(old, task.settings.data, task.options)
+    plan = plan_forgetting(old, mixture, task.settings.documents, task.cache_dir)
+    for line in plan.describe(task.settings.run):
+        say(line)
+    for limit in describe_limits(mixture, old.facts):
+        say(f"  not covered: {limit}")
+    return plan
+
+
+def _make_run(task: _Task, ranks: Ranks) -> bool:
+    """Makes the folder of the new run, which appears by rename; only rank 0 calls it.
+
+    Returns:
+        False if there is nothing to do.
+    """
+    plan = _say_plan(task)
+    if plan.has_nothing_to_do:
+        return False
+    old = task.old
+    launch = old.facts["launches"][-1] if old.facts["launches"] else {}
+    world_size = launch.get("world_size", ranks.world_size)
+    if world_size != ranks.world_size:
+        say(
+            f"{task.settings.run} was trained by {world_size} rank(s), these are"
+            f" {ranks.world_size}: the new run has the same batches, but not the same bits"
+        )
+    new = task.new
+    unfinished = RunFolder(new.path.with_name(f".{new.path.name}.unfinished"))
+    shutil.rmtree(unfinished.path, ignore_errors=True)
+    unfinished.checkpoints.mkdir(parents=True)
+    _copy_files(old, unfinished, plan)
+    facts = {
+        **old.facts,
+        "id": secrets.token_hex(8),
+        "launches": [],
+        "left_out": describe_left_out(plan.documents),
+        "forgot": _describe(task, plan),
+    }
+    replace_file(unfinished.left_out, format_document_list(plan.documents))
+    replace_file(unfinished.config, to_yaml(task.pretrain_settings()).encode())
+    replace_file(unfinished.facts, to_json(facts))
+    if new.path.exists():
+        new.path.rmdir()
+    unfinished.path.rename(new.path)
+    return True
+
+
+def _copy_files(old: OldRun, new: RunFolder, plan: ForgettingPlan) -> None:
+    """Copies the vocabulary, the checkpoint to go on from, and the rows of the steps before it."""
+    old.store.fetch_files(list(VOCABULARY_HASHES), new.path)
+    rows = [METRICS, new.anomalies.name]
+    old.store.fetch_files([name for name in rows if old.store.folder.exists(name)], new.path)
+    if new.metrics.is_file():
+        MetricsFile(new.metrics).cut_after(plan.checkpoint_step)
+    if new.anomalies.is_file():
+        lines = new.anomalies.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if json.loads(line)["step"] <= plan.checkpoint_step]
+        new.anomalies.write_text("".join(kept), encoding="utf-8")
+    if plan.checkpoint is not None:
+        old.store.fetch_checkpoint(plan.checkpoint, new.checkpoints)
+        replace_file(new.newest, newest_json(plan.checkpoint))
+
+
+def _describe(task: _Task, plan: ForgettingPlan) -> dict[str, Any]:
+    """Returns what run.json of the new run says of the forgetting."""
+    return {
+        "old_run": task.old.facts["id"],
+        "list": _hash_file(task.settings.documents),
+        "num_documents": plan.num_forgotten,
+        "num_instances": plan.num_instances,
+        "first_step": plan.first_step,
+        "from_checkpoint": plan.checkpoint,
+    }
+
+
+def _certify(task: _Task) -> None:
+    """Writes the certificate of the new run, if it is not there."""
+    if (task.new.path / CERTIFICATE).is_file():
+        return
+    mixture = open_run_data(task.old, task.settings.data, task.options)
+    documents = task.new.read_left_out()[len(task.old.left_out) :]
+    page = write_certificate(task.new, documents, describe_limits(mixture, task.old.facts))
+    say(f"{page}: what was forgotten, and what that does not cover")
+
+
+def _hash_file(name: str) -> str:
+    """Returns the hash of the documents that a file lists."""
+    return hash_documents(read_document_list(name))
