@@ -174,7 +174,7 @@ def _choose_alphabet(
 
 
 def _keep_words(is_bad_P: Array, codes_P: Array, *arrays_P: Array) -> tuple[Array, ...]:
-    """Removes words from arrays, each with the boundary after it, if a position of it is bad.
+    """Removes every word that has a bad position, with the boundary after the word, from arrays.
 
     Args:
         is_bad_P: Whether a position is bad: its character is not in the alphabet.

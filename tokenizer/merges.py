@@ -48,9 +48,9 @@ class _Places:
 
     Attributes:
         keys: The pairs, ascending (`_pair_keys`).
-        starts: One more than there are pairs, see positions.
-        positions: Positions of left symbols; `positions[starts[i]:starts[i + 1]]` are those of pair
-            `keys[i]`.
+        starts: Where the positions of each pair begin in `positions`, and the number of positions.
+        positions: Positions of left symbols: `positions[starts[i]:starts[i + 1]]` are the positions
+            of the pair `keys[i]`.
     """
 
     keys: Array

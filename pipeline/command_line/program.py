@@ -328,6 +328,10 @@ def _overview(program: str, description: str, commands: dict[str, Command]) -> s
 
 
 def load(dotted: str) -> Any:
-    """Imports a module and returns what it calls by a name, given as "module:name"."""
+    """Imports a module, and returns the object that has a name in it.
+
+    Args:
+        dotted: The module and the name, as "module:name".
+    """
     module, _, name = dotted.partition(":")
     return getattr(importlib.import_module(module), name)

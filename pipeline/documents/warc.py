@@ -28,7 +28,9 @@ _FETCH_AGAIN = "a part of the file is missing; fetch it again"
 
 
 def read_warc(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[Record]:
-    """Yields one record for every WARC record, lazily. Their `place` has the number, from 1.
+    """Yields one record for every WARC record, lazily.
+
+    The `place` of a record names it by its number in the file, from 1.
 
     Raises:
         ValueError: The file is an ARC file, has no records, or is broken.

@@ -145,7 +145,8 @@ def _instances(
         vocabulary: The dataset's vocabulary.
 
     Yields:
-        What `describe_instance` returns, and the `shard` and the number of the `instance` in it.
+        The result of `describe_instance`, with two more keys: the name of the `shard`, and the
+        number of the `instance` in the shard.
     """
     for (shard, number), block in zip(chosen, blocks, strict=True):
         for row in np.flatnonzero(block.is_random_next == label).tolist():

@@ -46,7 +46,7 @@ def format_mixture(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def find_unused(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns, for each source that contributes nothing to the train instances, the reason.
+    """Returns a message for each source that contributes nothing to the train instances.
 
     Args:
         rows: The result of `measure_mixture`.

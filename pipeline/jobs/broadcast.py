@@ -92,7 +92,7 @@ def _pack(value: object, folder: Folder) -> Broadcast:
 
 
 def _without_large_data(packed: Broadcast) -> Broadcast:
-    """Returns the packed value, without its data if these are too large for a description."""
+    """Returns a packed value, without its data if they are larger than MAX_INLINE_BYTES."""
     if len(packed.data) <= MAX_INLINE_BYTES:
         return packed
     return Broadcast(packed.kind, packed.folder, packed.digest)

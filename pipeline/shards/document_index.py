@@ -210,7 +210,10 @@ class DocumentIndex:
         return self.folder / shard.content_hash[:2] / f"{shard.content_hash}.ids"
 
     def _load(self, shard: Shard) -> "ShardDocuments | None":
-        """Returns the documents of a shard from the cache; None if it lacks them, or is damaged."""
+        """Returns the documents of a shard from its file in the cache.
+
+        The result is None if the file is missing or damaged.
+        """
         with self._named_errors():
             try:
                 return parse_documents(self._path(shard).read_bytes())

@@ -72,7 +72,7 @@ def check_encoded(settings: BuildSettings) -> None:
     """Checks that the encoded documents and their vocabulary are there.
 
     Raises:
-        FileNotFoundError: One of them is not.
+        FileNotFoundError: The encoded documents or their vocabulary are missing.
     """
     tokens = settings.open_tokens()
     output = settings.open_output()

@@ -194,7 +194,7 @@ def _watch_tracebacks() -> None:
             sys.stderr.write(hide("".join(traceback.format_exception(kind, error, trace))))
 
     def make_hidden(*arguments: Any, **options: Any) -> logging.LogRecord:
-        """Makes a log record by the factory of before, and hides the secrets in its message."""
+        """Makes a log record by the earlier factory, and hides the secrets in its message."""
         record = make(*arguments, **options)
         with contextlib.suppress(TypeError, ValueError):  # the message does not fit its arguments
             message = record.getMessage()

@@ -29,7 +29,9 @@ def describe_method() -> str:
 
 
 def sample_text(text: str) -> str:
-    """Returns the part of a text that is looked at: 4 excerpts of 250 characters, evenly spread.
+    """Returns the part of a text by which its language is identified.
+
+    It consists of 4 excerpts of 250 characters, spread evenly over the text.
 
     A text of at most 1,000 characters is returned as a whole.
     """

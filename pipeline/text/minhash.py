@@ -36,7 +36,8 @@ Hashes = npt.NDArray[np.uint64]
 def sign_texts(texts: Sequence[str]) -> npt.NDArray[np.uint16]:
     """Returns the signatures of D texts, [D, K] uint16: the low 16 bits of each place.
 
-    Every ideograph or kana is a word. A text of fewer than 5 words is one shingle.
+    A signature is made of shingles, the sequences of 5 words in a text. Every ideograph or kana is
+    a word. If a text has fewer than 5 words, all of them are its only shingle.
 
     Args:
         texts: Cleaned texts, none of them empty.

@@ -88,7 +88,8 @@ class HeldOut:
 def wanted_tokens(total: int, fraction: float, most_tokens: int) -> int:
     """Returns the number of tokens to hold out.
 
-    It is the fraction of all tokens, but at least 20,000 or, if that is less, 5 %.
+    It is `fraction` of all tokens, but not less than 20,000 tokens or 5 % of all tokens, whichever
+    is less.
 
     Args:
         total: The number of tokens of all sources.
@@ -104,8 +105,13 @@ def wanted_tokens(total: int, fraction: float, most_tokens: int) -> int:
 def most_document_tokens(source_tokens: int, fraction: float, most_tokens: int) -> int:
     """Returns the most tokens that a document may have to be held out.
 
-    That is a tenth of its source's tokens, or `fraction` of them if it is larger, and at most
-    `most_tokens`.
+    It is a tenth of the tokens of the document's source. If `fraction` is larger than a tenth, it
+    is this share instead. It is never more than `most_tokens`.
+
+    Args:
+        source_tokens: The number of tokens of the source.
+        fraction: The share of tokens to hold out.
+        most_tokens: The most tokens to hold out from all sources.
     """
     return min(most_tokens, int(max(MOST_SHARE, fraction) * source_tokens))
 

@@ -79,7 +79,11 @@ def require_finished(file_names: Iterable[str], parts: Sequence[Part], where: st
 
 
 def record_stem(record: str) -> str:
-    """Returns the name that the record of a list shares with the list's other files."""
+    """Returns the beginning of a record's name, with which all files about its list begin.
+
+    Args:
+        record: The name of the record of a list of documents.
+    """
     return record.removesuffix(".json").removesuffix("-last")
 
 

@@ -200,7 +200,7 @@ def _ask(peer: Peer) -> dict[str, Any] | None:
 def _own_address() -> str:
     """Returns the IP address of this machine in the network of the other ranks.
 
-    It is the one from which a packet to MASTER_ADDR would be sent. None is sent.
+    It is the address from which a packet to MASTER_ADDR would be sent. No packet is sent.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((os.environ["MASTER_ADDR"], 9))

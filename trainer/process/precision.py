@@ -28,7 +28,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Choice:
-    """In which number format a run trains, and whether its model is compiled.
+    """The number format in which a run trains, and whether its model is compiled.
 
     Attributes:
         precision: Number format of the forward and backward passes.
@@ -61,7 +61,7 @@ def choose_precision(
 
     DeepSpeed trains in bf16 under ZeRO-1 to 3 only, and torch.compile does not work with ZeRO-3.
 
-    A line about the choice is for new runs alone, in which the device decided something.
+    `Choice.message` is filled only for a new run in which the device decided something.
 
     Args:
         device: What all ranks' devices can do.

@@ -193,12 +193,14 @@ def _gloo_states() -> Iterator[str]:
 
 @contextlib.contextmanager
 def together(ranks: Ranks) -> Iterator[None]:
-    """Raises a ValueError or OSError of one rank on every rank.
+    """Ends a `with` block on every rank with an error if it fails on one rank.
 
-    Otherwise the other ranks would wait for the rank that failed. Every rank has to enter it.
+    Otherwise the other ranks would wait for the rank that failed. Every rank has to enter the
+    block. Only ValueError and OSError are passed on to other ranks.
 
     Raises:
-        ValueError: Another rank failed; the message names the first one and has its message.
+        ValueError: The block failed on another rank. The message names the first rank on which it
+            failed, and has that rank's message.
     """
     fault: Exception | None = None
     try:

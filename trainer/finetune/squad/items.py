@@ -71,7 +71,8 @@ class WindowItem(Item):
 def find_pieces(texts: Sequence[str], encoder: TextEncoder) -> list[Pieces]:
     """Encodes texts of any length. "[SEP]" in a text is encoded as text.
 
-    It uses the tokenizer of an exported model, because that one knows the positions of pieces.
+    The pieces are made by the tokenizer of an exported model, because it also gives the positions
+    of pieces in the text.
     """
     tokenizer = build_tokenizer(encoder.vocab, encoder.rule)
     tokenizer.encode_special_tokens = True
