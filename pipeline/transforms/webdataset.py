@@ -238,11 +238,9 @@ class WriteToWebDataset(
         refuse_second_writer(samples.pipeline, self, _ONE_WRITER)
         _refuse_other_dataset(rule)
         encode = beam.FlatMap(encode_or_reject, rule).with_output_types(bytes)
-        encoded = in_one_window(samples, self) | "EncodeSamples" >> encode.with_outputs(
-            _REJECTED, main=_KEPT
-        )
+        encoded, not_encoded = _apply(in_one_window(samples, self), "EncodeSamples", encode, rule)
         plan = beam.pvalue.AsSingleton(
-            encoded[_KEPT]
+            encoded
             | "ToSizeRows" >> beam.Map(to_size_row, rule).with_output_types(tuple[int, bytes])
             | "GroupSizes" >> beam.GroupByKey()
             | "PlanRanges" >> beam.Map(plan_range, rule)
@@ -254,21 +252,35 @@ class WriteToWebDataset(
         else:
             to_group = "ToShards" >> beam.Map(to_shard, plan).with_output_types(tuple[int, bytes])
         write = beam.FlatMap(write_group, plan, rule).with_output_types(ShardRow)
-        written = (
-            encoded[_KEPT]
-            | to_group
-            | beam.GroupByKey()
-            | "WriteShards" >> write.with_outputs(_REJECTED, main=_KEPT)
-        )
+        groups = encoded | to_group | beam.GroupByKey()
+        written, not_written = _apply(groups, "WriteShards", write, rule)
         urls = (
-            written[_KEPT]
+            written
             | "ListShards" >> beam.combiners.ToList()
             | "FinishDataset" >> beam.FlatMap(finish_dataset, plan, rule)
         )
         if not rule.rejects:
             return urls
-        rejected = (encoded[_REJECTED], written[_REJECTED]) | "Rejected" >> beam.Flatten()
+        rejected = (not_encoded, not_written) | "Rejected" >> beam.Flatten()
         return {"urls": urls, "rejected": rejected}
+
+
+def _apply(
+    elements: beam.PCollection, label: str, step: beam.ParDo, rule: ShardRule
+) -> tuple[beam.PCollection, beam.PCollection | None]:
+    """Applies a step, and returns its output, and the samples that it rejects.
+
+    Args:
+        elements: The input of the step.
+        label: The name of the step.
+        step: Yields rejected samples as outputs with the tag `_REJECTED`.
+        rule: If it is not to reject samples, the step has one output without a tag, which every
+            runner delivers, and None takes the place of the samples.
+    """
+    if not rule.rejects:
+        return elements | label >> step, None
+    outputs = elements | label >> step.with_outputs(_REJECTED, main=_KEPT)
+    return outputs[_KEPT], outputs[_REJECTED]
 
 
 class _WithDeadLetters(beam.PTransform):  # type: ignore[misc]
