@@ -33,10 +33,10 @@ def spoil():
     from trainer.optim.sharded import ShardedOptimizer
     from trainer.pretrain import loop
 
-    steps_of_phase, step, current = loop._steps_of_phase, ShardedOptimizer.step, {}
+    agreed_steps, step, current = loop._agreed_steps, ShardedOptimizer.step, {}
 
-    def noting_steps(run, phase):
-        for rank_step, *others in steps_of_phase(run, phase):
+    def noting_steps(run, phase, clock):
+        for rank_step, *others in agreed_steps(run, phase, clock):
             factor = FACTORS.get(rank_step.first_position, 1.0)
             current["factor"] = factor if run.ranks.rank == 1 else 1.0
             yield rank_step, *others
@@ -46,7 +46,7 @@ def spoil():
             tensor.grad.mul_(current["factor"])
         return step(self, closure)
 
-    loop._steps_of_phase = noting_steps
+    loop._agreed_steps = noting_steps
     ShardedOptimizer.step = spoiling_step
 
 

@@ -5,7 +5,7 @@ Letters in shapes: B instances, T tokens and M masked tokens of a micro-batch; N
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,7 @@ class StepCounts:
             is proportional to it.
         most_tokens: Number of tokens of the rank that has the most.
         wait_seconds: The longest time that a rank has waited for its instances.
-        must_stop: Whether any rank was told to stop after this step.
+        must_stop: Whether any rank was told to stop.
         elapsed_seconds: The longest time that any rank counts for the phase so far; 0 if steps
             decide when it ends.
         memory_bytes: The most memory that any rank has used so far.
@@ -65,7 +65,24 @@ def agree_on_step(
 ) -> StepCounts:
     """Returns the counts of a step over all ranks; every rank has to call it.
 
+    The arguments are those of `begin_to_agree`.
+    """
+    agree = begin_to_agree(ranks, micro_batches, wait_seconds, must_stop, drawn, elapsed_seconds)
+    return agree()
+
+
+def begin_to_agree(
+    ranks: Ranks,
+    micro_batches: Sequence[MicroBatch],
+    wait_seconds: float,
+    must_stop: bool,
+    drawn: Sequence[tuple[int, int]] = (),
+    elapsed_seconds: float = 0.0,
+) -> Callable[[], StepCounts]:
+    """Sends this rank's counts of a step to the others; every rank has to call it.
+
     Ranks exchange their counts in one small collective on the CPU, which does not wait for a GPU.
+    It runs in the background, so they can make another step meanwhile.
 
     Args:
         ranks: This process and the others of the run.
@@ -74,6 +91,9 @@ def agree_on_step(
         must_stop: Whether this rank was told to stop.
         drawn: Instances and tokens of `micro_batches` from each dataset of a mixture.
         elapsed_seconds: Seconds of the phase so far; 0 if steps decide when it ends.
+
+    Returns:
+        A function that waits for the counts of all ranks and returns them.
     """
     counts = [
         len(micro_batches),
@@ -89,10 +109,19 @@ def agree_on_step(
     ]
     row = torch.tensor(counts, dtype=torch.float64)  # whole numbers stay exact to 2^53
     rows = [torch.zeros_like(row) for _ in range(ranks.world_size)]
-    torch.distributed.all_gather(rows, row, group=ranks.counts_group)
+    work = torch.distributed.all_gather(rows, row, group=ranks.counts_group, async_op=True)
 
+    def agree() -> StepCounts:
+        work.wait()
+        return _add_up(rows)
+
+    return agree
+
+
+def _add_up(rows: Sequence[Tensor]) -> StepCounts:
+    """Returns the counts of all ranks together, from one row of `begin_to_agree` per rank."""
     batches, instances, masked, tokens, squares, waits, stops, memory, elapsed, *draws = (
-        torch.stack(rows).T
+        torch.stack(list(rows)).T
     )
     sums = [int(column.sum()) for column in draws]
     return StepCounts(

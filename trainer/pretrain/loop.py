@@ -17,8 +17,8 @@ from trainer.checkpoints.read import load_checkpoint
 from trainer.engine.deepspeed_file import passed_to_deepspeed
 from trainer.engine.train_step import (
     StepCounts,
-    agree_on_step,
     agree_on_waiting,
+    begin_to_agree,
     grad_norm,
     seed_dropout,
     train_step,
@@ -172,15 +172,7 @@ def train_phase(run: Run) -> None:
     if run.position.phase_step == 0:
         begin_phase(run.optimizer, phase)
     clock = PhaseClock(phase, settings.budget_seconds(phase_index), run.position.phase_seconds)
-    for rank_step, waited, loader in _steps_of_phase(run, phase):
-        counts = agree_on_step(
-            run.ranks,
-            rank_step.micro_batches,
-            waited,
-            must_stop=run.stop.is_made or run.saver.has_failed,
-            drawn=rank_step.drawn,
-            elapsed_seconds=clock.elapsed_seconds,
-        )
+    for rank_step, counts, loader in _agreed_steps(run, phase, clock):
         learning_rate = clock.learning_rate(run.position.phase_step, counts.elapsed_seconds)
         run.optimizer.set_learning_rate(learning_rate)
         seed_dropout(settings.seed, phase_index, run.position.phase_step, run.ranks.rank)
@@ -196,9 +188,90 @@ def train_phase(run: Run) -> None:
             run.watchdog.beat("validation", FIRST_STEP_FACTOR)
             _log_validation(run, validation_sets)
         is_sound = run.guard.streak is None or run.position.phase_step == 0
-        if (run.is_due(settings.checkpoint.interval) and is_sound) or counts.must_stop:
+        if run.is_due(settings.checkpoint.interval) and is_sound:
             run.save()
-        run.must_stop = counts.must_stop
+
+
+def _agreed_steps(
+    run: Run, phase: Phase, clock: PhaseClock
+) -> Iterator[tuple[RankStep, StepCounts, StepLoader]]:
+    """Yields every remaining step of a phase, with the counts that all ranks agree on.
+
+    While the ranks make a step, they exchange the counts of the next one, so that no GPU waits for
+    this exchange. A rank that was told to stop says so with its counts. All ranks then save instead
+    of making the step of these counts. At least one step is made, so that something is new.
+
+    Yields:
+        This rank's share of the step, the counts over all ranks, and the loader of the step.
+    """
+    # A limit on time is checked with the time just before the step, and data that is still being
+    # built is not waited for before a step that is there.
+    looks_ahead = clock.budget_seconds is None and not run.settings.follow
+    phase_index = run.position.phase
+    steps = _steps_of_phase(run, phase)
+    factor = float(FIRST_STEP_FACTOR)
+    num_made = 0
+    upcoming: _Upcoming | None = None
+    while run.position.phase == phase_index and not run.must_stop:
+        run.step_started = time.monotonic()
+        run.watchdog.beat(f"step {run.position.step + 1}", factor)
+        upcoming = upcoming or _begin_step(run, clock, steps)
+        if upcoming is None:
+            return
+        current = upcoming
+        counts = current.agree()
+        if counts.must_stop and num_made:
+            run.save()
+            run.must_stop = True
+            return
+        is_last = run.position.phase_step + 1 == phase.steps
+        upcoming = _begin_step(run, clock, steps) if looks_ahead and not is_last else None
+        yield current.rank_step, counts, current.loader
+        num_made += 1
+        factor = 1.0
+
+
+@dataclass(frozen=True)
+class _Upcoming:
+    """A step that the ranks have begun to agree on.
+
+    Attributes:
+        rank_step: This rank's share of the step.
+        loader: The loader that the step comes from.
+        agree: A function that waits for the counts of all ranks and returns them.
+    """
+
+    rank_step: RankStep
+    loader: StepLoader
+    agree: Callable[[], StepCounts]
+
+
+def _begin_step(
+    run: Run, clock: PhaseClock, steps: Iterator[tuple[RankStep, float, StepLoader]]
+) -> _Upcoming | None:
+    """Takes the next step from the loader and sends its counts to the other ranks.
+
+    Args:
+        run: The run.
+        clock: The clock of the phase.
+        steps: The steps of the phase, from `_steps_of_phase`.
+
+    Returns:
+        The step; None if the run was told to stop while it waited for data.
+    """
+    following = next(steps, None)
+    if following is None:
+        return None
+    rank_step, waited, loader = following
+    agree = begin_to_agree(
+        run.ranks,
+        rank_step.micro_batches,
+        waited,
+        run.stop.is_made or run.saver.has_failed,
+        rank_step.drawn,
+        clock.elapsed_seconds,
+    )
+    return _Upcoming(rank_step, loader, agree)
 
 
 def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, StepLoader]]:
@@ -209,7 +282,6 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, S
     """
     phase_index = run.position.phase
     settings = run.settings
-    factor = float(FIRST_STEP_FACTOR)
     same_stream = settings.phases_of(phase.seq_len)
     steps = planned_steps(
         run.mixture,
@@ -231,15 +303,13 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, S
     )
     with iter(steps.map(partial(prepare_step, objective=settings.objective))) as samples:
         while run.position.phase == phase_index and not run.must_stop:
-            run.step_started = time.monotonic()
-            run.watchdog.beat(f"step {run.position.step + 1}", factor)
-            factor = 1.0
+            asked = time.monotonic()
             if settings.follow and not _have_step(run, samples.loader):
                 run.save()
                 run.must_stop = True
                 return
             rank_step = next(samples)
-            yield rank_step, time.monotonic() - run.step_started, samples.loader
+            yield rank_step, time.monotonic() - asked, samples.loader
 
 
 def _have_step(run: Run, loader: StepLoader) -> bool:
@@ -313,6 +383,7 @@ def _log_step(
         **run.gauge.columns(counts, seconds, phase_index, steps_left),
         **seconds_left(run.settings, phase_index, counts.elapsed_seconds),
         "steps_skipped": run.guard.num_skipped,
+        "save_seconds": run.take_save_seconds(),
         "epochs": dict(zip(names, rank_step.epochs, strict=True)),
         "drawn": dict(zip(names, drawn, strict=True)),
         "seconds": seconds,
@@ -466,6 +537,7 @@ def _roll_back(run: Run, norm: float) -> None:
         if run.ranks.rank == 0:
             run.saved.discard_from(streak.first_step)
         run.position = find_position(run.settings, checkpoint)
+    run.saved_position = None
     load_checkpoint(checkpoint, run.engine, run.optimizer, run.ranks)
     run.guard = guard.went_back(SpikeGuard(run.settings.safety, run.position.guard))
     run.position = dataclasses.replace(run.position, guard=run.guard.to_dict())

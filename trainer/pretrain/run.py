@@ -1,6 +1,7 @@
 """Puts a run together on one rank, from its settings, its datasets and its newest checkpoint."""
 
 import dataclasses
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,6 +112,8 @@ class Run:
         step_started: When the current step began, by `time.monotonic`.
         stop: Whether this rank was told to stop.
         must_stop: Whether all ranks have agreed to stop.
+        saved_position: The position of the checkpoint that this process saved last.
+        save_seconds: Seconds that saving has stopped the training and that no row tells of yet.
     """
 
     settings: PretrainSettings
@@ -134,6 +137,8 @@ class Run:
     step_started: float = 0.0
     stop: StopRequest = field(default_factory=StopRequest)
     must_stop: bool = False
+    saved_position: Position | None = None
+    save_seconds: float = 0.0
 
     @property
     def is_finished(self) -> bool:
@@ -149,13 +154,26 @@ class Run:
     def save(self) -> None:
         """Saves a checkpoint in the background, after the weights were found to be sound.
 
+        It saves nothing if the checkpoint of this position was saved already.
+
         Raises:
             CorruptWeightsError: The weights are not sound.
         """
+        if self.position == self.saved_position:
+            return
+        began = time.monotonic()
         self.weights_check.check()
         self.recorder.flush()
         position = {**vars(self.position), "guard": self.guard.to_dict()}
         self.saver.save(position, self.engine, self.optimizer)
+        self.saved_position = self.position
+        self.save_seconds += time.monotonic() - began
+
+    def take_save_seconds(self) -> float:
+        """Returns how long saving has stopped the training since the last call."""
+        seconds = self.save_seconds
+        self.save_seconds = 0.0
+        return seconds
 
     def is_due(self, interval: int) -> bool:
         """Returns whether something done every `interval` steps is due after this step.

@@ -15,7 +15,7 @@ PLACES = ("step", "split", "phase", "position", "instances", "masked", "tokens",
 # Columns that depend on the clock or the machine. Two equal runs differ only in these.
 MEASURED = (
     "tokens_per_second", "data_wait_share", "model_tflops_per_rank", "mfu", "peak_memory_bytes",
-    "eta_seconds", "seconds", "phase_seconds",
+    "eta_seconds", "seconds", "phase_seconds", "save_seconds",
 )  # fmt: skip
 
 
