@@ -9,6 +9,7 @@ weights of that one. Prints one JSON line for each forgetting.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -164,18 +165,20 @@ def run_commands(commands: Sequence[Sequence[str]], folder: Path, world_size: in
     work_file = folder / "work.json"
     work_file.write_text(json.dumps([[free_port(), *command] for command in commands]))
     program = [sys.executable, "-m", "scripts.soak.forgetting", "--work", str(work_file)]
-    ranks = []
-    for rank in range(world_size):
-        place = {"MASTER_ADDR": "127.0.0.1", "RANK": rank, "LOCAL_RANK": rank}
-        place |= {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "OMP_NUM_THREADS": 1}
-        variables = {name: str(value) for name, value in place.items()}
-        output = (folder / f"rank-{rank}.log").open("wb")
-        ranks.append(
-            subprocess.Popen(
-                program, env={**os.environ, **variables}, cwd=ROOT, stdout=output, stderr=output
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for rank in range(world_size):
+            place = {"MASTER_ADDR": "127.0.0.1", "RANK": rank, "LOCAL_RANK": rank}
+            place |= {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+            variables = {name: str(value) for name, value in place.items()}
+            variables["OMP_NUM_THREADS"] = "1"
+            log = stack.enter_context((folder / f"rank-{rank}.log").open("wb"))
+            ranks.append(
+                subprocess.Popen(
+                    program, env={**os.environ, **variables}, cwd=ROOT, stdout=log, stderr=log
+                )
             )
-        )
-    codes = [rank.wait() for rank in ranks]
+        codes = [rank.wait() for rank in ranks]
     if any(codes):
         said = (folder / "rank-0.log").read_text()
         raise RuntimeError(f"a command failed, codes {codes}:\n{said[-3000:]}")
