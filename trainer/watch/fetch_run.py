@@ -16,14 +16,16 @@ from trainer.runs.run_folder import CONFIG, LEFT_OUT, RUN_FACTS, RunFolder
 def fetched_runs(
     names: Sequence[str], storage_options: Mapping[str, Any] | None = None
 ) -> Iterator[tuple[list[str], Callable[[str], str]]]:
-    """Yields the local folder of each run, and a function that puts URLs into texts.
-
-    The function replaces the local folders in a text by the URLs that they were copied from. The
-    copies are removed at the end.
+    """Copies runs that are at URLs into a temporary folder, for as long as the `with` block lasts.
 
     Args:
-        names: Folders of runs, which stay where they are, and URLs that `--checkpoint.url` wrote.
+        names: For each run, its folder on this machine or its URL (`--checkpoint.url`). Only runs
+            at URLs are copied.
         storage_options: Options of the filesystem of the URLs.
+
+    Yields:
+        The local folder of each run, in the order of `names`; and a function for messages, which
+        takes a text and returns it with the path of every copy replaced by the run's URL.
 
     Raises:
         FileNotFoundError: A URL holds no run.
@@ -51,7 +53,11 @@ def fetched_runs(
 
 
 def _fetch(store: Folder, run: RunFolder) -> None:
-    """Copies the files that a report needs from a run at a URL.
+    """Copies the files that a report needs: run.json, config.yaml, the metrics, left_out.txt.
+
+    Args:
+        store: The run's folder at its URL.
+        run: The local folder for the copies.
 
     Raises:
         FileNotFoundError: The URL holds no run.

@@ -39,8 +39,9 @@ class Gauge:
             phases: All phases of the run.
             ranks: The ranks of the job.
             precision: Number format of the forward and backward passes, "bf16" or "fp32".
-            peak: TFLOP/s of a device of which MFU is a share; None means those of the GPU's data
-                sheet in this precision. On a CPU there is no MFU without it.
+            peak: The TFLOP/s of one device that count as an MFU of 100 %. None takes the number
+                of the GPU's data sheet for this precision. On a CPU None means that there is no
+                MFU.
         """
         if ranks.device.type == "cuda" and peak is None:
             peak = peak_tflops_of(torch.cuda.get_device_name(ranks.device), precision)
@@ -84,7 +85,13 @@ class Gauge:
     def _eta(self, seconds: float, phase: int, steps_left: int) -> float:
         """Returns the seconds until the run ends, from the mean time of recent steps.
 
-        A step of a later phase is assumed to take longer in the ratio of its tokens.
+        The time of a step in a later phase is estimated too: it is assumed to be proportional to
+        the step's tokens, `global_batch * seq_len`.
+
+        Args:
+            seconds: Seconds that the last step took.
+            phase: Index of the last step's phase, from 0.
+            steps_left: Number of steps that are left in this phase.
         """
         now = time.monotonic()
         if phase != self._phase:

@@ -28,10 +28,10 @@ class Chart(NamedTuple):
     Attributes:
         column: Name of the column.
         title: Title of the chart.
-        write: Writes a value as text.
+        write: Returns a value as text, for the vertical axis.
         from_zero: Whether the vertical axis begins at 0.
-        guess: Column of validation rows with the value that a guess without the model reaches;
-            empty if there is none.
+        guess: A second column, of validation rows only. It has the value that a guess without the
+            model would reach, and is drawn as a dotted line. Empty for no such line.
     """
 
     column: str
@@ -73,7 +73,11 @@ def render_page(runs: Sequence[ReadRun]) -> str:
 
 
 def draw(chart: Chart, runs: Sequence[ReadRun]) -> Markup:
-    """Returns the chart over steps, or an empty text if no run has the column."""
+    """Draws a chart with the step on the horizontal axis and the curves of all runs.
+
+    Returns:
+        The SVG, or an empty text if no row of the runs has a number in the chart's column.
+    """
     curves = [curve for index, run in enumerate(runs) for curve in _curves(chart, index, run)]
     return draw_chart(
         chart.title, curves, "step", chart.write, from_zero=chart.from_zero, borders=_borders(runs)
@@ -81,9 +85,10 @@ def draw(chart: Chart, runs: Sequence[ReadRun]) -> Markup:
 
 
 def _borders(runs: Sequence[ReadRun]) -> list[tuple[float, str]]:
-    """Returns the steps at which phases begin, each with a label such as "phase 2".
+    """Returns the last step before each later phase, with a label such as "phase 2".
 
-    If not all runs have a border at this step, the label names the runs that do.
+    If only some of the runs begin the phase after that step, the label also has their names, as in
+    "small, large: phase 2".
     """
     beginning: dict[tuple[float, str], list[str]] = {}
     for run in runs:
@@ -100,7 +105,10 @@ def _borders(runs: Sequence[ReadRun]) -> list[tuple[float, str]]:
 
 
 def _curves(chart: Chart, index: int, run: ReadRun) -> Iterator[Curve]:
-    """Yields the curves of a run, whose colour is that of its number `index`."""
+    """Yields a run's curves: training steps, validations and, if the chart has it, the guess.
+
+    All of them have the run's colour, whose number is `index`.
+    """
     yield Curve(run.name, _points(run.train, chart.column), "line", index)
     validation = _points(run.validation, chart.column)
     yield Curve(f"{run.name}, validation", validation, "dots", index)
@@ -135,7 +143,10 @@ def _describe(run: ReadRun) -> Iterator[str]:
 
 
 def _describe_training(run: ReadRun) -> Iterator[str]:
-    """Yields lines about the model, the phases and the setup, without facts that the files lack."""
+    """Yields lines about the model, the phases and the setup.
+
+    A fact that run.json and config.yaml do not hold is left out.
+    """
     model = run.facts.get("model")
     names = ("num_layers", "hidden_size", "num_heads", "vocab_size")
     if isinstance(model, Mapping) and all(isinstance(model.get(name), int) for name in names):
@@ -162,7 +173,15 @@ def _list_settings(runs: Sequence[ReadRun]) -> Iterator[list[str]]:
 
 
 def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yields names and values, such as phases[0].peak_lr; a setting without a value is left out."""
+    """Yields the name and the value, as text, of every setting in nested settings.
+
+    A name is the path to the setting, such as "phases[0].peak_lr". Settings that are null or empty
+    are left out.
+
+    Args:
+        value: A mapping, list or single value of config.yaml.
+        name: The path to `value`; empty for the whole file.
+    """
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _flatten(inner, f"{name}.{key}" if name else str(key))
@@ -174,9 +193,11 @@ def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _summarize(run: ReadRun) -> dict[str, str]:
-    """Returns the last and best numbers of a run as text, by their names.
+    """Returns a run's row of the summary: texts by the names of their columns.
 
-    Losses and accuracies are means over the last twentieth of the steps, and speeds are medians.
+    Losses and accuracies of training are means over the last twentieth of the steps. Speeds are
+    medians over all steps. Of the validation losses, the last and the best are shown. A text is
+    empty if the run has no number for it.
     """
     recent = run.train[-max(1, len(run.train) // 20) :]
     validation = _values(run.validation, "mlm_loss")
@@ -210,7 +231,7 @@ def _median(rows: Sequence[Row], column: str) -> list[float]:
 
 
 def _write(write: Callable[[float], str], values: Sequence[float]) -> str:
-    """Returns the mean of the values as text; empty without values."""
+    """Returns the mean of the values as text, made by `write`; an empty text without values."""
     return write(statistics.fmean(values)) if values else ""
 
 

@@ -31,10 +31,12 @@ class ReadRun:
         path: The folder.
         train: Rows of steps, in order. If a step was made several times, the last row counts.
         validation: Rows of measurements, in order; one for each step at which there was one.
-        events: Rows of other kinds, and rows of steps that were not taken.
+        events: All rows of metrics.jsonl that are of neither a step nor a measurement, and then
+            the rows of anomalies.jsonl: steps whose gradient was not used.
         facts: The content of run.json, without values of wrong types; empty if it cannot be read.
-        settings: The content of config.yaml, likewise.
-        problems: Messages about the files that could not be read.
+        settings: The content of config.yaml, without values of wrong types; empty if it cannot be
+            read.
+        problems: Messages about files, lines and values that could not be used.
     """
 
     name: str
@@ -132,9 +134,10 @@ def _drop_wrong_types(
 
 
 def _rows(path: Path, problems: list[str]) -> Iterator[Row]:
-    """Yields the lines of a file that are JSON objects with a step.
+    """Yields the rows of a file: the lines that are JSON objects with a valid step and phase.
 
-    The numbers of all other lines are appended to the problems.
+    If there are other lines, one message with their number and the first five of them is appended
+    to the problems.
     """
     bad = []
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
@@ -156,7 +159,10 @@ def _rows(path: Path, problems: list[str]) -> Iterator[Row]:
 
 
 def _has_place(row: Row) -> bool:
-    """Returns whether a row's step, and its phase if any, are ints from 0 to below _MOST_STEPS."""
+    """Returns whether a row says which step it is about.
+
+    Its "step" must be an int from 0 to below _MOST_STEPS, and its "phase" too if it has one.
+    """
     places = [row.get("step"), row.get("phase", 0)]
     return all(type(place) is int and 0 <= place < _MOST_STEPS for place in places)
 

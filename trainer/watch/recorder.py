@@ -20,10 +20,11 @@ MEASURED = (
 
 
 def curves(row: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the numbers of a row by the names of their curves.
+    """Returns the numbers of a row of metrics.jsonl by the names of their curves.
 
-    A name is SPLIT/COLUMN, or SPLIT/COLUMN/KEY for a value of a table. Columns that depend on the
-    machine are named speed/COLUMN.
+    A curve is named SPLIT/COLUMN, such as "train/mlm_loss". If the value of a column is an object,
+    each number in it has a curve SPLIT/COLUMN/KEY. Columns that depend on the machine (MEASURED)
+    have "speed" in place of the split.
     """
     groups = {column: "speed" if column in MEASURED else row["split"] for column in row}
     named = ((f"{groups[column]}/{column}", row[column]) for column in row if column not in PLACES)
@@ -31,7 +32,11 @@ def curves(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, float]]:
-    """Yields the names and values of all numbers in a value, which may be a table of tables."""
+    """Yields the name and the number of every number in a value.
+
+    A number has the name `name`. A number inside nested objects has the keys that lead to it
+    appended, as in "name/key/key". Other values yield nothing.
+    """
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield from _leaves(f"{name}/{key}", inner)
@@ -49,7 +54,10 @@ class TensorBoard:
         self._writer = self._open(purge_step=step + 1)
 
     def restart_after(self, step: int) -> None:
-        """Begins a new file, which hides the rows of later steps in earlier files."""
+        """Begins a new file of events, because the run goes back to `step`.
+
+        The file tells TensorBoard to ignore what earlier files hold about later steps.
+        """
         self._writer.close()
         self._writer = self._open(purge_step=step + 1)
 
@@ -76,7 +84,10 @@ class WeightsAndBiases:
     def __init__(
         self, project: str, folder: Path, facts: Mapping[str, Any], config: Mapping[str, Any]
     ) -> None:
-        """Starts or resumes the run of W&B that has the id of run.json and the name of the folder.
+        """Starts a run at W&B, or resumes the one that an earlier launch started.
+
+        The run at W&B has the id of run.json, by which later launches find it again, and the name
+        of the folder.
 
         Args:
             project: Name of the project at W&B.
@@ -109,7 +120,10 @@ class WeightsAndBiases:
             self._run.log(curves(row), step=row["step"])
 
     def restart_after(self, step: int) -> None:
-        """Notes that steps after this one will be repeated. W&B keeps the rows it has."""
+        """Prepares for the repetition of the steps after `step`.
+
+        W&B keeps the rows that it has of these steps, and `add` does not send them again.
+        """
         self._logged_before = max(self._logged_before, int(self._run.step), step + 1)
 
     def flush(self) -> None:
@@ -124,7 +138,10 @@ Curves = TensorBoard | WeightsAndBiases
 
 
 class Recorder:
-    """Passes every row of a run on. The recorders of ranks other than 0 drop the rows."""
+    """Writes every row of a run to metrics.jsonl, TensorBoard and, if it is set up, W&B.
+
+    A recorder without arguments drops the rows. Ranks other than 0 have such a recorder.
+    """
 
     def __init__(self, metrics: MetricsFile | None = None, shown: Sequence[Curves] = ()) -> None:
         self._metrics = metrics
@@ -138,16 +155,20 @@ class Recorder:
             shown.add(row)
 
     def restart_after(self, step: int) -> None:
-        """Drops the rows of later steps, which the run will repeat after it went back."""
+        """Drops the rows of later steps, because the run has gone back to `step`.
+
+        The run makes these steps again and adds their rows again.
+        """
         if self._metrics is not None:
             self._metrics.cut_after(step)
         for shown in self._shown:
             shown.restart_after(step)
 
     def flush(self) -> None:
-        """Writes all rows to disk, before a checkpoint is saved.
+        """Writes rows that are still in memory to disk; called before a checkpoint is saved.
 
-        A run that continues from the checkpoint does not repeat the steps before it.
+        A run that continues from the checkpoint does not make the earlier steps again, so their
+        rows must not be lost.
         """
         for shown in self._shown:
             shown.flush()
@@ -159,9 +180,14 @@ class Recorder:
 
 
 def open_recorder(folder: RunFolder, settings: PretrainSettings, step: int) -> Recorder:
-    """Opens the recorder of rank 0, which continues after `step`.
+    """Opens the recorder of rank 0 for a launch that continues after a step.
 
-    Later rows, from an earlier launch, are dropped.
+    Rows of later steps, which an earlier launch has written, are dropped.
+
+    Args:
+        folder: The folder of the run.
+        settings: The settings of the run; they say whether rows are sent to W&B.
+        step: The last step that is done; 0 for a new run.
 
     Raises:
         ValueError: metrics.jsonl is damaged, or wandb cannot be imported or reached.

@@ -66,7 +66,7 @@ class Progress:
 
 
 class StepCount:
-    """Shows the steps of several runs together: as a bar on a terminal, or as lines in a log."""
+    """Shows how many steps of several runs are done: by a bar on a terminal, or lines in a log."""
 
     def __init__(
         self, num_steps: int, *, shown: bool, clock: Callable[[], float] = time.monotonic
@@ -82,7 +82,7 @@ class StepCount:
         self._next_line = self._began + LOG_SECONDS
 
     def begin_run(self, name: str) -> None:
-        """Names the run whose steps follow."""
+        """Sets the name that is shown from now on, that of the run that makes the next steps."""
         self._run = name
         self._bar.set_description_str(name)
 
