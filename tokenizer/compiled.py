@@ -1,8 +1,9 @@
-"""Loads compiled modules, or lets plain Python do their work.
+"""Loads compiled modules, unless plain Python is to be used in their place.
 
-The Python code is the definition. A compiled module gives the same bytes in less time. The modules
-are built by `pip install`, or in a checkout by BUILD_COMMAND. The environment variable
-BEAMBERT_COMPILED says whether they are used:
+Every compiled module has a counterpart in Python, which defines what it has to return. The compiled
+module gives the same bytes in less time. `pip install` builds these modules; in a checkout the
+command in BUILD_COMMAND does. The environment variable BEAMBERT_COMPILED says whether they are
+used:
 
 - `0`: never.
 - `1`: always; it is an error if they cannot be used.
@@ -44,9 +45,10 @@ def load(name: str) -> ModuleType | None:
 
 
 def _find_problem(name: str) -> str:
-    """Returns why a module cannot be used, or an empty text if it can.
+    """Returns why a compiled module cannot be used, or an empty text if it can.
 
-    Its age is compared with C sources in a checkout only; an installed package has none.
+    A module that is older than one of the C sources beside it cannot be used. Only a checkout has
+    these sources, so the age of an installed module does not matter.
     """
     spec = importlib.util.find_spec(name)
     if spec is None or spec.origin is None:

@@ -4,11 +4,12 @@
    forms, and words by a trie with failure links (LinMaxMatch). A form is the text by which the
    library `tokenizers` replaces a character: "e" for "é", and " 中 " for "中", which is a word by
    itself. The Unicode tables of the library are the standard here.
-2. A chunk is the text between ASCII spaces and punctuation. If it has a character without a form,
-   the matcher returns it with its place. The forms of new characters are learned from the library,
-   and the matcher encodes these chunks again.
-3. Chunks that are returned again have characters whose form depends on their neighbours. The
-   library encodes them.
+2. A chunk is the text between ASCII spaces and punctuation. The matcher does not encode a chunk
+   with a character whose form it does not know. It returns this chunk, and the position at which
+   its ids belong. `CompiledEncoder` asks the library for the forms of these characters, tells them
+   to the matcher, and lets it encode the returned chunks.
+3. The form of some characters depends on their neighbours, so the matcher is never told one. It
+   returns chunks with such characters a second time, and the library encodes them.
 """
 
 import string
@@ -49,10 +50,11 @@ class CompiledEncoder:
             module: The compiled module `tokenizer._matcher`.
             vocab: The vocabulary.
             rule: The rule by which a text becomes words.
-            encode_others: Encodes chunks that the matcher cannot encode.
+            encode_others: Encodes a list of chunks that the matcher cannot encode, and returns
+                their ids and lengths as `encode_sentences` does.
 
         Raises:
-            OverflowError: The trie would be too large. That takes a vocabulary made to be so.
+            OverflowError: The trie would be too large, which no ordinary vocabulary causes.
         """
         self._dtype = vocab.dtype
         self._rule = rule
@@ -74,11 +76,13 @@ class CompiledEncoder:
     def _match(
         self, texts: Sequence[str], encode_left: Encode
     ) -> tuple[IdArray, NDArray[np.uint32]]:
-        """Encodes texts, and puts the ids of chunks that the matcher returns in their places.
+        """Encodes texts by the matcher, except chunks with characters whose form it does not know.
+
+        These chunks are encoded by `encode_left`, and their ids are inserted among the others.
 
         Args:
             texts: Sentences or chunks.
-            encode_left: Encodes the returned chunks.
+            encode_left: Encodes a list of chunks, and returns their ids and lengths.
 
         Returns:
             The ids of all texts in one array, and the number of ids of each text.
@@ -95,7 +99,10 @@ class CompiledEncoder:
         return np.insert(ids, np.repeat(places, counts), added), lengths + more
 
     def _learn_and_match(self, chunks: Sequence[str]) -> tuple[IdArray, NDArray[np.uint32]]:
-        """Tells the matcher the forms of new characters, then encodes chunks by it."""
+        """Encodes chunks by the matcher, after telling it the forms of their new characters.
+
+        The library encodes the chunks that the matcher still cannot encode.
+        """
         new = "".join({*"".join(chunks)} - self._known)
         self._known.update(new)
         for character, form in zip(new, self._find_forms(new) if new else (), strict=True):
@@ -141,12 +148,15 @@ def _sort_pieces(vocab: Vocabulary) -> tuple[list[bytes], NDArray[np.uint32], in
 
 
 def _kinds(rule: WordRule) -> bytes:
-    """Returns the kind of each of the 256 bytes, as the matcher takes them.
+    """Returns the matcher's table of 256 bytes, which says how each byte of a text is treated.
 
-    The entry of a byte of an ASCII word is no kind, but the byte that is matched in its place: "a"
-    for "A", if words are lower-cased. If words stay as they are, most bytes stand for themselves.
-    The bytes 0 to 3 cannot, because these numbers are kinds. So the library encodes words that have
-    one of them.
+    An entry from 0 to 3 is a kind, such as _SPACE. A higher entry means that the byte is part of an
+    ASCII word, and is itself the byte that is matched: the entry of "A" is "a" if words are
+    lower-cased.
+
+    By the rule "whitespace", every ASCII byte but white space is part of a word and is matched
+    unchanged. The bytes 0 to 3 are an exception, because these numbers mean kinds. Their entry is
+    _PART, so the library encodes the words that contain them.
     """
     if rule.keeps_words:
         first_word_byte = _PART + 1

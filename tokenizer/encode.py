@@ -1,9 +1,10 @@
 """Encodes text to arrays of ids.
 
-The ids are those of the library `tokenizers` with `encode_special_tokens = True`: "[MASK]" in a
-text is three words (docs/parity.md 3), or [UNK] if words stay as they are. `LibraryEncoder` is the
-definition, and calls that library. `compiled_encoder` gives the same ids 50 times as fast, if the
-matcher is compiled.
+A text never gives the id of a special token but [UNK]. By BERT's rule "[MASK]" in a text is three
+words (docs/parity.md 3), as in the library `tokenizers` with `encode_special_tokens = True`. By the
+rule "whitespace" it is one word, which becomes [UNK]. `LibraryEncoder` calls that library, and
+defines which ids are right. `compiled_encoder` gives the same ids 50 times as fast, if the matcher
+is compiled.
 """
 
 from collections.abc import Sequence
@@ -56,10 +57,10 @@ class LibraryEncoder:
 
 
 def without_specials(ids: IdArray, vocab: Vocabulary, rule: WordRule) -> IdArray:
-    """Replaces the ids of special tokens in a text by [UNK].
+    """Replaces the ids of special tokens by that of [UNK], if words stay as they are in the text.
 
-    By BERT's rule there are none, as "[MASK]" in a text is three words. Under the other rule it is
-    one word, which could match the piece "[MASK]".
+    By the rule "whitespace", "[MASK]" in a text is one word, which matches the token "[MASK]". By
+    BERT's rule it is three words and matches no special token, so nothing is replaced.
 
     Args:
         ids: [T] ids of a text, without [CLS] and [SEP]; changed in place.
@@ -73,18 +74,18 @@ def without_specials(ids: IdArray, vocab: Vocabulary, rule: WordRule) -> IdArray
 
 
 class Encoder:
-    """Encodes sentences with one vocabulary, by the compiled matcher if it is there.
+    """Encodes sentences with one vocabulary, by the compiled matcher or else by the library.
 
-    Pickling keeps the vocabulary and the rule only; the encoder is then made anew.
+    A pickled encoder holds only the vocabulary and the rule; unpickling makes a new encoder.
 
     Attributes:
         vocab: The vocabulary.
         rule: The rule by which a text becomes words.
-        path: The encoder that does the work.
+        path: The `CompiledEncoder` or `LibraryEncoder` to which sentences are passed.
     """
 
     def __init__(self, vocab: Vocabulary, rule: WordRule) -> None:
-        """Chooses between the compiled matcher and the library (`tokenizer.compiled`).
+        """Chooses the compiled matcher, if `tokenizer.compiled` loads it, or else the library.
 
         Args:
             vocab: The vocabulary.

@@ -14,13 +14,13 @@ from tokenizer.wordpiece import MAX_WORD_CHARACTERS
 
 
 def build_tokenizer(vocab: Vocabulary, rule: WordRule) -> Tokenizer:
-    """Returns the tokenizer that users of a model run.
+    """Returns the tokenizer for users of a trained model.
 
-    "[MASK]" in a text is the mask token, and [CLS] and [SEP] are added. The limit of a word's
-    length is 200 characters as in google-research/bert, not the library's 100.
+    It adds [CLS] and [SEP], and makes the mask token of "[MASK]" in a text. Words of up to 200
+    characters are cut into pieces, as in google-research/bert; the library's default is 100.
 
     Args:
-        vocab: The pieces; the id of a token is its place in the list.
+        vocab: The vocabulary.
         rule: How a text becomes words.
     """
     limit = MAX_WORD_CHARACTERS
@@ -50,11 +50,12 @@ def tokenizer_json(vocab: Vocabulary, rule: WordRule) -> str:
 def tokenizer_config_json(vocab: Vocabulary, rule: WordRule, max_length: int) -> str:
     """Returns the content of tokenizer_config.json for `transformers.AutoTokenizer`.
 
-    The class that it names runs tokenizer.json unchanged. `BertTokenizer` of transformers 5 would
-    build a tokenizer from the vocabulary, with the library's limit of 100 characters per word.
+    The file names `PreTrainedTokenizerFast` as the class of the tokenizer, because this class uses
+    tokenizer.json as it is. `BertTokenizer` of transformers 5 would build a tokenizer of its own
+    from the vocabulary, and make [UNK] of words with more than 100 characters.
 
     Args:
-        vocab: The pieces; the id of a token is its place in the list.
+        vocab: The vocabulary.
         rule: How a text becomes words.
         max_length: The most tokens of a text that the model takes.
     """

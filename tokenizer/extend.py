@@ -1,12 +1,14 @@
 """Extends a released model's vocabulary by the pieces that save most tokens of a domain's text.
 
-1. Words are cut by the old vocabulary. Characters that it lacks become pieces. From there byte-pair
-   merges make new pieces, half as many again as there is room for.
-2. The words are cut by old and new pieces together. At each of its uses, a new piece saves the
-   number of pieces that it replaces, less one. A character that was lacking saves one, because its
-   word was [UNK].
-3. The pieces that save most are kept. They take the places of [unusedN], and then follow the last
-   line of the vocabulary.
+1. The text's words are cut into pieces of the old vocabulary. A character of a word that the old
+   vocabulary lacks becomes a new piece.
+2. Byte-pair merges of these pieces make longer new pieces: 1.5 times as many candidates as there is
+   room for, and more if too few of them save tokens.
+3. The words are cut again, with old and new pieces together. Each use of a new piece saves n - 1
+   tokens, if it replaces n pieces of the old vocabulary and its missing characters. A missing
+   character itself counts as saving one token per use, because its word was [UNK].
+4. The new pieces that save most tokens are kept. They replace tokens [unusedN], and when there are
+   no more of these, they are appended to the vocabulary.
 """
 
 import math
@@ -40,16 +42,17 @@ def extend_vocabulary(
     num_unused: int = 0,
     rule: WordRule = UNCASED,
 ) -> Vocabulary:
-    """Returns a vocabulary with new pieces in the places of [unusedN] and after the last line.
+    """Returns the old vocabulary with new pieces, which replace [unusedN] or are appended.
 
-    All other old pieces keep their ids, also if there are more of them than `vocab_size`.
+    All old tokens but the replaced [unusedN] keep their ids. No token is ever removed, even if the
+    old vocabulary has more than `vocab_size`.
 
     Args:
         old: The vocabulary to extend.
         words: Distinct words, as `learn_vocabulary` takes them.
         counts: How often each word occurs.
-        vocab_size: The number of tokens.
-        num_unused: The number of [unusedN] that stay, the last ones.
+        vocab_size: The most tokens of the result, unless the old vocabulary has more.
+        num_unused: How many [unusedN] are not replaced: the last ones.
         rule: The rule by which a text becomes words.
     """
     places = [index for index, token in enumerate(old.tokens) if is_unused(token)]
@@ -120,13 +123,15 @@ def _choose_pieces(
 def _find_saved(
     encoder: Encoder, num_old: int, spelling: Vocabulary, words: Sequence[str], counts_W: Array
 ) -> dict[str, int]:
-    """Returns how many tokens each new piece saves in all its uses; unused pieces are left out.
+    """Returns how many tokens each new piece saves, summed over all its uses in the words.
+
+    One use saves one token less than the piece would take in `spelling`, but at least one. New
+    pieces that no word uses are left out.
 
     Args:
-        encoder: Encodes by old and new pieces.
+        encoder: An encoder whose vocabulary has the old pieces first and then the new ones.
         num_old: The number of old pieces.
-        spelling: The old vocabulary, and the characters that it lacks. Savings are counted against
-            the tokens that words have in it.
+        spelling: The old vocabulary and the missing characters, with which savings are compared.
         words: W distinct words.
         counts_W: How often each word occurs.
     """
@@ -157,10 +162,10 @@ def _missing_characters(old: Vocabulary, words: Sequence[str], rule: WordRule) -
 def _start_merging(
     spelling: Vocabulary, words: Sequence[str], counts_W: Array, rule: WordRule
 ) -> PairMerger:
-    """Returns a `PairMerger` of the words, which are cut into the pieces of a vocabulary.
+    """Returns a `PairMerger` of words that are cut into the pieces of a vocabulary.
 
     Args:
-        spelling: The vocabulary.
+        spelling: The vocabulary. It must have all characters of the words.
         words: W distinct words.
         counts_W: How often each word occurs.
         rule: The rule by which a text becomes words.

@@ -39,7 +39,8 @@ def learn_vocabulary(
     neighbouring pieces wherever it occurs; among equally common pairs the first by code points is
     taken.
 
-    Words that hold fewer distinct pieces than `vocab_size` give fewer tokens.
+    If every word has become one piece before there are `vocab_size` tokens, merging ends, and the
+    vocabulary has fewer tokens.
 
     Args:
         words: Distinct words, as the normaliser and the pre-tokeniser yield them, in any order. A
@@ -76,7 +77,8 @@ def learn_words(
     that is not in the vocabulary, because no entry continues a word.
 
     Args:
-        words: Distinct words, of which the same are left out as by `learn_vocabulary`.
+        words: Distinct words. Words that `learn_vocabulary` leaves out (`can_be_learned`) are left
+            out here too.
         counts: How often each word occurs.
         vocab_size: The most tokens.
         num_unused: The number of [unusedN].
@@ -158,8 +160,8 @@ def _choose_alphabet(
     """Chooses the alphabet: the commonest characters.
 
     Returns:
-        The characters, sorted by code point; and [P] the place of each position's character in
-            this list, or _OTHER. Boundaries have 0.
+        The alphabet, sorted by code point; and [P] int32, for each position the index of its
+            character in the alphabet, or _OTHER if the alphabet lacks it. Boundaries have 0.
     """
     is_character_P = codes_P != _NEWLINE
     codes, inverse = np.unique(codes_P[is_character_P], return_inverse=True)
@@ -174,15 +176,17 @@ def _choose_alphabet(
 
 
 def _keep_words(is_bad_P: Array, codes_P: Array, *arrays_P: Array) -> tuple[Array, ...]:
-    """Removes every word that has a bad position, with the boundary after the word, from arrays.
+    """Removes words with a character that is not in the alphabet from arrays.
+
+    The boundary after such a word is removed too.
 
     Args:
-        is_bad_P: Whether a position is bad: its character is not in the alphabet.
-        codes_P: The code points.
-        arrays_P: More arrays with one entry per position.
+        is_bad_P: Whether the character of each position is not in the alphabet.
+        codes_P: The code point of each position; a newline is a boundary.
+        arrays_P: More arrays with one entry per position, which are cut in the same way.
 
     Returns:
-        All arrays, codes_P first.
+        `codes_P` and then `arrays_P`, without the entries of the removed words.
     """
     starts = np.concatenate([[0], np.flatnonzero(codes_P == _NEWLINE)[:-1] + 1])
     lengths = np.diff(starts, append=len(codes_P))

@@ -3,16 +3,18 @@
 1. All words are laid end to end in one array of symbols, which are ids of pieces, with a boundary
    around each word. Links to the next and the previous symbol let a merge remove symbols without
    moving any.
-2. A dict has the count of every pair of neighbouring symbols. A heap has the pairs whose count
-   reaches a threshold; when it is empty, the threshold is lowered and the heap is rebuilt. An entry
-   that is taken from the heap may have an outdated count. It is then put back with the count of
-   the dict.
-3. The commonest pair is merged wherever it occurs. At each occurrence, the pairs that its two
+2. A dict has the count of every pair of neighbouring symbols. A heap has only the pairs whose count
+   reaches a threshold. When the heap is empty, the threshold is lowered and the heap is rebuilt.
+3. Counts in the heap are not updated when a pair becomes less common. So the count of an entry that
+   is taken from the heap is compared with the dict. If it is outdated, the entry is put back with
+   the count of the dict, or dropped if this count is below the threshold.
+4. The commonest pair is merged wherever it occurs. At each occurrence, the pairs that its two
    symbols made with their neighbours disappear, and the pairs of the new symbol with these
    neighbours appear. The counts of all these pairs change by the weight of the word, which is how
-   often the word occurs in the text. The places of new pairs are kept as one `_Places` for each
-   merge. A later merge may change some of them, so places are checked again when their pair is
-   merged.
+   often the word occurs in the text.
+5. The positions at which the new pairs occur are kept, in one `_Places` for each merge. Later
+   merges may change the symbols at these positions. So when a pair is merged, each of its positions
+   is checked first.
 
 Shapes: P positions (symbols and boundaries), K occurrences of one pair, F of them that do not
 directly follow another occurrence.
@@ -44,12 +46,13 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class _Places:
-    """The places of several pairs.
+    """The positions at which several pairs occur; the position of a pair is its left symbol's.
 
     Attributes:
-        keys: The pairs, ascending (`_pair_keys`).
-        starts: Where the positions of each pair begin in `positions`, and the number of positions.
-        positions: Positions of left symbols: `positions[starts[i]:starts[i + 1]]` are the positions
+        keys: The distinct pairs as numbers (`_pair_keys`), ascending.
+        starts: For each pair, the index in `positions` of its first position; and, as one more
+            entry at the end, the length of `positions`.
+        positions: The positions, grouped by pair: `positions[starts[i]:starts[i + 1]]` are those
             of the pair `keys[i]`.
     """
 
@@ -58,7 +61,7 @@ class _Places:
     positions: Array
 
     def of(self, key: int) -> Array:
-        """Returns the positions of a pair's left symbols; none if the pair is not there."""
+        """Returns the positions of a pair; an empty array if it is not one of `keys`."""
         index = int(np.searchsorted(self.keys, key))
         if index == len(self.keys) or self.keys[index] != key:
             return self.positions[:0]
@@ -211,20 +214,25 @@ class PairMerger:
     def _neighbour_pairs(
         self, left: int, right: int, first_F: Array, at_K: Array, after_K: Array
     ) -> tuple[_Places, dict[int, int]]:
-        """Finds the pairs that the symbols of a pair make with their neighbours.
+        """Finds the pairs that the occurrences of a merged pair make with their neighbours.
 
-        At each occurrence these are (symbol before, left) and (right, symbol after). The first
-        symbol of a word has no symbol before it, and the last symbol has none after it.
+        `_merge` calls this twice. Before the merge it finds the pairs that disappear: (symbol
+        before, left) and (right, symbol after). After the merge it finds the new pairs: both `left`
+        and `right` are then the merged symbol. An occurrence at the beginning of a word makes no
+        pair with a symbol before it, and one at the end makes none with a symbol after it.
+
+        If an occurrence directly follows another, the pair between the two is counted only once, as
+        the pair (right, symbol after) of the first.
 
         Args:
-            left: The left symbol of an occurrence.
-            right: Its right symbol. After the merge `left` and `right` are both the merged symbol.
-            first_F: Positions of occurrences that do not directly follow another one.
+            left: The symbol that makes a pair with the symbol before.
+            right: The symbol that makes a pair with the symbol after.
+            first_F: Positions of the occurrences that do not directly follow another one.
             at_K: Positions of all occurrences.
-            after_K: The positions after them.
+            after_K: For each occurrence, the position of the symbol or boundary after it.
 
         Returns:
-            The places of these pairs, and the summed weight of each pair.
+            The positions of the neighbouring pairs, and the summed weight of each pair.
         """
         before_F = self._previous_P[first_F]
         before_symbols_F = self._symbols_P[before_F]
@@ -239,7 +247,10 @@ class PairMerger:
         return _group(keys, positions, weights)
 
     def _intern(self, piece: str) -> int:
-        """Returns the id of a piece, a new one if it is new: two pairs may make the same piece."""
+        """Returns the id of a piece, which is appended to `pieces` if it is not there.
+
+        It may be there, because different pairs can make the same piece.
+        """
         index = self._ids.setdefault(piece, len(self.pieces))
         if index == len(self.pieces):
             self.pieces.append(piece)

@@ -29,7 +29,7 @@ class WordRule:
     words: Splitting = "bert"
 
     def __post_init__(self) -> None:
-        """Checks that words that stay as they are shall not be lower-cased.
+        """Checks that the two fields do not contradict each other.
 
         Raises:
             ValueError: `words` is "whitespace" and `lower_case` is true.
@@ -42,11 +42,14 @@ class WordRule:
 
     @property
     def keeps_words(self) -> bool:
-        """Whether words stay as they are in the text."""
+        """Whether no character of a word is changed, as by the rule "whitespace"."""
         return self.words == "whitespace"
 
     def content(self) -> dict[str, Any]:
-        """Returns the rule as manifests and run.json hold it. BERT's rule has no key `words`."""
+        """Returns the rule as it is stored in manifests and run.json.
+
+        The key "words" is left out if its value is "bert".
+        """
         content: dict[str, Any] = {"lower_case": self.lower_case}
         if self.words != "bert":
             content["words"] = self.words
@@ -54,7 +57,10 @@ class WordRule:
 
     @classmethod
     def from_content(cls, content: Mapping[str, Any]) -> "WordRule":
-        """Reads a rule from what `content` returned; other keys are ignored."""
+        """Returns the rule that `content()` has stored in an object, such as a manifest's settings.
+
+        Other keys of the object are ignored.
+        """
         return cls(bool(content["lower_case"]), content.get("words", "bert"))
 
     def normalizer(self) -> "BertNormalizer | None":

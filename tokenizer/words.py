@@ -1,8 +1,8 @@
 """Counts the words of texts under a word rule.
 
-BERT's normaliser looks at one character at a time, and its pre-tokeniser ends words at white space.
-So the words between two spaces depend on nothing around them. Such chunks are counted, and each
-distinct chunk is cut into words once.
+Texts are first cut at white space into chunks. No rule makes a word across white space, so the
+words of a chunk do not depend on the text around it. The occurrences of each distinct chunk are
+counted, and it is cut into words only once.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from tokenizer.word_rule import WordRule
 def count_words(texts: Iterable[str], rule: WordRule) -> Counter[str]:
     """Counts how often each word occurs.
 
-    Memory grows with the number of distinct chunks, the texts between two white spaces.
+    Memory grows with the number of distinct chunks: the pieces of text between white space.
 
     Args:
         texts: Cleaned texts (`pipeline.text.cleaning`), whose only white space is " " and line
