@@ -42,13 +42,14 @@ _NOT_OF_SHARDS = (
 
 
 def _stage(name: str, summary: str, unused: Sequence[str] = (), says: str = "") -> Command:
-    """Returns `build` or one of its stages as a command.
+    """Describes `build`, or one of its stages such as `vocab`, as a command of the program.
 
     Args:
-        name: The command, which a function of this module has as its name.
+        name: The command's name. It runs the function of this module that has the same name.
         summary: One line for the list of commands.
         unused: Names of the settings that `--help` leaves out.
-        says: What `--help` says first; by default the docstring of BuildSettings.
+        says: The first sentence of `--help`. If it is empty, `--help` begins with the docstring of
+            BuildSettings.
     """
     return Command(
         summary,
@@ -61,7 +62,15 @@ def _stage(name: str, summary: str, unused: Sequence[str] = (), says: str = "") 
 
 
 def _look(name: str, summary: str) -> Command:
-    """Returns a command that reads a finished dataset, and whose settings are a class below."""
+    """Describes a command that reads a finished dataset, such as `verify`.
+
+    It runs the function of this module that has the same name. Its settings are the class
+    NAMESettings of this module, such as VerifySettings.
+
+    Args:
+        name: The command's name.
+        summary: One line for the list of commands.
+    """
     settings = f"pipeline.cli:{name.capitalize()}Settings"
     return Command(summary, settings, f"pipeline.cli:{name}", positionals=("data",))
 
@@ -112,8 +121,8 @@ class VerifySettings(DatasetSettings):
     """Settings of `verify`, which reads a whole dataset once and says all that is wrong with it.
 
     Attributes:
-        deep: Whether every instance is also checked against BERT's rules (docs/parity.md), and the
-            shares that chance decides are tested.
+        deep: Whether every instance is also checked against BERT's rules (docs/parity.md). What is
+            drawn at random is then tested too, such as the share of [MASK] at masked positions.
     """
 
     deep: bool = False
@@ -128,8 +137,8 @@ class InspectSettings(DatasetSettings):
         split: The split that the instances are from.
         seq_len: Sequence length of the instances; null means the shortest there is.
         documents: Documents to show in place of instances: where each is from and how often it is
-            used. They are named by the beginnings of their ids, such as the 16 hex digits beside an
-            instance.
+            used. Give the id of each, or its first digits. The 16 hex digits that are shown with an
+            instance are enough.
         dropped: Whether to show some of the dropped documents for each reason, in place of
             instances. Documents that are copies of others are only counted.
     """
@@ -166,9 +175,9 @@ class ExportSettings(DatasetSettings):
     Attributes:
         format: Format of the files: tfrecord is what run_pretraining.py of google-research/bert
             reads; parquet has a row for each instance, without padding.
-        output: Folder or URL of the files. It must be empty, or hold a part of the same export,
-            which is continued.
-        split: The split that the instances are from; all of its passes are written.
+        output: Folder or URL of the files. It must be empty. If it holds a part of the same export,
+            the missing files are added.
+        split: The split that the instances are from. The instances of all its passes are written.
         seq_len: Sequence length of the instances; null means the only one there is.
     """
 
@@ -208,10 +217,14 @@ shards = partial(_run_stage, name="shards")
 
 @contextlib.contextmanager
 def _continuing() -> Iterator[None]:
-    """Adds to an interruption that the same command continues, unless a job has said so already.
+    """Tells the user how to continue, if the command is interrupted within the context.
+
+    A KeyboardInterrupt becomes Interrupted. Its message says that finished results are kept, and
+    that the same command continues. An Interrupted that a Beam job has raised already has such a
+    message, and passes unchanged.
 
     Raises:
-        Interrupted: The block was interrupted by a KeyboardInterrupt.
+        Interrupted: The command was interrupted within the context.
     """
     try:
         yield
@@ -365,5 +378,8 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def leave_out_beams_client() -> None:
-    """Silences Beam's message on import that an optional client of Google's is not installed."""
+    """Hides the message that Beam logs, when it is imported, if apitools is not installed.
+
+    Beam needs this package only for some of Google's services, which most users do not use.
+    """
     logging.getLogger().addFilter(lambda record: "apitools not found" not in record.getMessage())

@@ -20,10 +20,13 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 class Interrupted(KeyboardInterrupt):
-    """The command was told to end; its text says which results are kept.
+    """Says that the command was interrupted, with a message for the user about what is kept.
+
+    `Interruption.report` prints the message in place of "interrupted".
 
     Attributes:
-        number: The signal, if the code that raises this has handled it; otherwise 0.
+        number: The number of the signal, for the exit code. 0 leaves it to `Interruption`, which
+            knows the signal that it has handled.
     """
 
     def __init__(self, text: str, number: int = 0) -> None:
@@ -32,12 +35,13 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interruption:
-    """Handles the signals that tell a command to end.
+    """Ends a command on SIGINT (Ctrl-C) or SIGTERM, and remembers which of them arrived.
 
     Attributes:
-        unwinds: Whether the first signal raises KeyboardInterrupt in the main thread, so that the
-            command can clean up. Otherwise, and on a second signal, the process ends at once.
-        number: The signal for which KeyboardInterrupt was raised; 0 for none.
+        unwinds: What the first signal does. If True, it raises KeyboardInterrupt in the main
+            thread, so that the command can clean up, and a second signal ends the process at once.
+            If False, the first signal does. The caller may change this at any time.
+        number: The number of the signal for which KeyboardInterrupt was raised; 0 if none was.
     """
 
     def __init__(self) -> None:
@@ -47,12 +51,12 @@ class Interruption:
 
     @contextlib.contextmanager
     def watched(self) -> Iterator[None]:
-        """Handles signals while the context lasts.
+        """Handles SIGINT and SIGTERM while the context lasts, as `unwinds` says.
 
         Raises:
-            KeyboardInterrupt: A signal told the command to end. If the command then fails with
-                another error, KeyboardInterrupt is raised from that error, because the signal was
-                the cause.
+            KeyboardInterrupt: A signal arrived and `unwinds` is True. An error that the command
+                raises after the signal becomes the cause of this KeyboardInterrupt, because the
+                signal made the command fail.
         """
         try:
             with heard(_SIGNALS, self._hear, self._interrupt):
@@ -65,7 +69,15 @@ class Interruption:
             raise
 
     def report(self, error: KeyboardInterrupt) -> int:
-        """Prints that the command was interrupted, and returns the exit code of the process."""
+        """Prints the message of an interruption, and returns the exit code of the process.
+
+        Args:
+            error: The KeyboardInterrupt that ended the command. If it has no text, "interrupted"
+                is printed.
+
+        Returns:
+            128 + the number of the signal.
+        """
         say_from_rank_0(str(error) or INTERRUPTED)
         if self.number:  # everything is saved: another Ctrl-C may end the interpreter at once
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -73,16 +85,20 @@ class Interruption:
         return 128 + (number or self.number or signal.SIGINT)
 
     def _hear(self, number: int) -> None:
-        """Ends the process, unless this is the first signal and the main thread is to unwind.
+        """Handles a signal in the thread that hears signals at once.
 
-        It is called in the second thread.
+        It ends the process, unless `unwinds` is True and this is the first signal. In that case
+        `_interrupt` raises KeyboardInterrupt in the main thread.
         """
         if not self.unwinds or self._heard:
             leave_interrupted(number)
         self._heard = number
 
     def _interrupt(self, number: int, _frame: FrameType | None) -> None:
-        """Raises KeyboardInterrupt on the first signal. It is called in the main thread."""
+        """Handles a signal in the main thread: raises KeyboardInterrupt if `unwinds` is True.
+
+        Later signals do nothing here, because `_hear` ends the process on a second one.
+        """
         if self.unwinds and not self.number:
             self.number = number
             raise KeyboardInterrupt
@@ -90,16 +106,20 @@ class Interruption:
 
 @contextlib.contextmanager
 def heard(numbers: Iterable[int], hear: Callable[[int], None], handler: Handler) -> Iterator[None]:
-    """Handles each signal twice while the context lasts: at once in a thread, then in the main one.
+    """Calls two functions for each signal that arrives while the context lasts.
 
-    Signals that the process was started to ignore, as by nohup, stay ignored. Outside of the main
-    thread the context does nothing, because Python handles signals only in the main thread.
+    The first function, `hear`, is called at once in a separate thread. The second one, `handler`,
+    is called in the main thread, which may be busy in C code for a while.
+
+    Signals that the process was started to ignore, as by nohup, stay ignored. If the context is
+    entered in another thread than the main one, it does nothing, because Python sets handlers of
+    signals only in the main thread.
 
     Args:
-        numbers: The signals.
-        hear: Called with the number of each signal, at once, in a separate thread.
-        handler: Called with the same signal in the main thread, when Python gets to it, as a
-            handler of `signal.signal` is.
+        numbers: The numbers of the signals.
+        hear: Called with the number of the signal.
+        handler: Called with the number of the signal and the current stack frame, as the handlers
+            of `signal.signal` are.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -110,7 +130,10 @@ def heard(numbers: Iterable[int], hear: Callable[[int], None], handler: Handler)
     os.set_blocking(writer, False)
 
     def listen() -> None:
-        """Calls `hear` with each signal that arrives in the pipe, until the pipe is closed."""
+        """Calls `hear` with each signal whose number Python writes to the pipe.
+
+        It returns when the context has closed the pipe.
+        """
         while received := os.read(reader, 64):  # one byte for each signal
             for number in received:
                 if number in watched:
@@ -134,8 +157,8 @@ def leave_interrupted(number: int, *_: object) -> None:
     """Ends the process at once, without cleaning up. Rank 0 prints that it was interrupted.
 
     Args:
-        number: The signal, for the exit code.
-        *_: The frame, if this is called as a handler.
+        number: The number of the signal. The exit code is 128 + this number.
+        *_: The stack frame, which Python gives if this function is the handler of a signal.
     """
     after_echo = "\n" if sys.stderr.isatty() else ""  # a terminal shows ^C on the line
     say_from_rank_0(f"{after_echo}{INTERRUPTED}")
@@ -143,7 +166,11 @@ def leave_interrupted(number: int, *_: object) -> None:
 
 
 def leave_while_importing() -> None:
-    """Makes Ctrl-C end the process with a line instead of a traceback, until a command begins."""
+    """Makes Ctrl-C end the process with one line in place of a traceback.
+
+    It is for the seconds in which modules are imported, before a command sets its own handlers. A
+    process that ignores Ctrl-C, or has a handler already, is left as it is.
+    """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, leave_interrupted)
 

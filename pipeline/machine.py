@@ -33,16 +33,19 @@ class Machine(NamedTuple):
     def limit(
         self, wanted: int, num_tasks: int, task_bytes: int = _WORKER_BYTES
     ) -> tuple[int, str]:
-        """Limits the number of workers or threads by tasks, cores and memory.
+        """Chooses how many workers or threads to start.
+
+        It is the number that is wanted, but not more than there are tasks, than four per core, and
+        than the free memory holds. It is at least 1.
 
         Args:
-            wanted: How many the user asked for.
-            num_tasks: How many tasks there are for them.
-            task_bytes: The memory that each of them may take, in bytes.
+            wanted: The number of workers or threads that the user asked for.
+            num_tasks: The number of tasks that they share.
+            task_bytes: The memory that one worker or thread may take, in bytes.
 
         Returns:
-            How many to start, at least 1; and if that is fewer than wanted, a sentence that says
-            why, otherwise an empty text.
+            The number to start, and the reason as text, such as "3 instead of 8, as there are 3
+            task(s)". The text is empty if the number is the wanted one.
         """
         per_core = f"{_WORKERS_PER_CORE} a core are the most, of {self.cores} core(s)"
         limits = [
@@ -60,7 +63,7 @@ class Machine(NamedTuple):
 
 
 def this_machine(root: Path = Path("/")) -> Machine:
-    """Returns what this process may use now.
+    """Returns the cores that this process may use, and the memory that is free for it now.
 
     Args:
         root: The folder that holds `proc` and `sys`; tests give another one.
@@ -83,7 +86,10 @@ def num_cores(root: Path = Path("/")) -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """Yields the number of cores that each control group of this process allows."""
+    """Yields the number of cores, such as 1.5, that each control group of this process allows.
+
+    A group that sets no limit is left out.
+    """
     for folder in _groups(root):
         quota, _, period = _read(folder / "cpu.max").partition(" ")
         if quota.isdigit() and period.isdigit() and int(period):
@@ -105,7 +111,9 @@ def _free_of_groups(root: Path) -> Iterator[int]:
 
 
 def _free_of_system(root: Path) -> Iterator[int]:
-    """Yields the free memory of the whole machine in bytes, if the system says it.
+    """Yields the free memory of the whole machine in bytes, as /proc/meminfo says it.
+
+    It yields nothing on a system without this file, such as macOS.
 
     Args:
         root: The folder that holds `proc`.
@@ -116,7 +124,10 @@ def _free_of_system(root: Path) -> Iterator[int]:
 
 
 def _groups(root: Path) -> Iterator[Path]:
-    """Yields the folders of this process's control group and of the groups above it."""
+    """Yields the folder of this process's control group, and those of the groups that contain it.
+
+    It yields nothing on a system without control groups of version 2.
+    """
     top = root / "sys/fs/cgroup"
     for line in _read(root / "proc/self/cgroup").splitlines():
         if line.startswith("0::"):

@@ -34,11 +34,11 @@ def seed_for(seed: int, purpose: str, pass_index: int, id_hex: str) -> int:
 
 
 def seed_of(key: str, num_bytes: int = 16) -> int:
-    """Returns the seed of a key: its blake2b hash as a little-endian integer.
+    """Hashes a key by blake2b, and returns the hash as a little-endian integer: the seed.
 
     Args:
-        key: Says what is drawn, such as "7/weights/embeddings.weight".
-        num_bytes: The size of the seed.
+        key: A text that says what is drawn, such as "7/weights/embeddings.weight".
+        num_bytes: The size of the hash in bytes. The seed is less than 256 ** num_bytes.
     """
     return int.from_bytes(blake2b(key.encode(), digest_size=num_bytes).digest(), "little")
 
@@ -58,10 +58,10 @@ def draw_below(limit: int, getrandbits: Callable[[int], int]) -> int:
 
 
 def random_words(num_words: int, rng: Random) -> Words:
-    """Returns [num_words] uniform 64-bit integers that are all different.
+    """Returns a [num_words] array of random 64-bit integers, of which no two are equal.
 
-    They are the first numbers of SplitMix64 (Steele, Lea and Flood, 2014). Its seed is drawn from
-    `rng`.
+    The integers are the first numbers of the generator SplitMix64 (Steele, Lea and Flood, 2014),
+    whose seed is drawn from `rng`.
     """
     words = np.arange(1, num_words + 1, dtype=np.uint64)
     words *= _GAMMA
@@ -70,17 +70,24 @@ def random_words(num_words: int, rng: Random) -> Words:
 
 
 def words_at(seeds: Words, places: Words) -> Words:
-    """Returns numbers of SplitMix64 at given places of its sequences.
+    """Returns chosen random numbers of the generator SplitMix64, without drawing earlier ones.
+
+    Each seed begins a sequence of random numbers. An element of the result is the number with the
+    index `places` in the sequence of `seeds`.
 
     Args:
-        seeds: The seeds of the sequences, of any shape.
-        places: The places in the sequences, from 0 on. The two shapes are broadcast.
+        seeds: The seed of each sequence.
+        places: Indices in the sequences, from 0. The shapes of `seeds` and `places` are broadcast:
+            [N, 1] and [M] give an [N, M] result.
     """
     return _mix((places + np.uint64(1)) * _GAMMA + seeds)
 
 
 def _mix(words: Words) -> Words:
-    """Turns values of SplitMix64's counter into its random numbers, in place."""
+    """Returns the random number that SplitMix64 makes of each value of its counter.
+
+    An array is overwritten by the result.
+    """
     words ^= words >> np.uint64(30)
     words *= np.uint64(0xBF58476D1CE4E5B9)
     words ^= words >> np.uint64(27)
@@ -90,8 +97,9 @@ def _mix(words: Words) -> Words:
 
 
 def permutation(num_items: int, rng: Random) -> npt.NDArray[np.int64]:
-    """Returns the numbers from 0 to num_items - 1 in a uniformly random order, [num_items].
+    """Returns a [num_items] array of the numbers 0 to num_items - 1 in a random order.
 
-    They are sorted by random keys, which are all different.
+    Each number gets a random key, and the numbers are sorted by their keys. No two keys are equal,
+    so the order does not depend on the sorting algorithm.
     """
     return np.argsort(random_words(num_items, rng)).astype(np.int64, copy=False)

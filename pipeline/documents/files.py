@@ -16,10 +16,12 @@ StorageOptions = Mapping[str, Any] | None
 
 @dataclass
 class Meter:
-    """Counts the bytes of ranges as they are read, so that a caller knows how far reading got.
+    """Counts the bytes that were read so far, so that a caller can show the progress.
+
+    A caller gives a meter to a `FileRange`. Functions that read the range add to it.
 
     Attributes:
-        num_bytes: Number of bytes read so far, as stored.
+        num_bytes: Number of bytes that were read so far. Compressed bytes count as stored.
     """
 
     num_bytes: int = 0
@@ -27,20 +29,20 @@ class Meter:
 
 @dataclass(frozen=True)
 class FileRange:
-    """A range of the bytes of one file, as stored.
+    """A range of the bytes of one file, as they are stored: compressed, if the file is.
 
     The docstring of `pipeline.documents.formats` defines which documents belong to a range. The
-    last of them is read to its end, even if that is after the end of the range.
+    last of them is read to its end, even if its end is after the end of the range.
 
     Attributes:
-        url: The file.
-        start: First byte of the range.
-        end: The byte after the last byte of the range.
+        url: URL or path of the file.
+        start: Offset of the first byte of the range.
+        end: Offset of the byte after the range.
         size: Size of the whole file in bytes.
-        format: The name of the file's format. It is "auto" for an archive whose members' formats
-            are found when they are read.
+        format: The name of the file's format. For an archive it may be "auto": the format of each
+            member is then detected when the member is read.
         wrapping: How paragraphs of plain text end, one of `WRAPPINGS`.
-        meter: Counts the bytes that are read, if there is one.
+        meter: Counts the bytes that are read from the range; None if nobody needs the count.
     """
 
     url: str
@@ -58,7 +60,11 @@ class FileRange:
 
     @property
     def last_offset(self) -> int:
-        """Offset in the decompressed file before which documents of the range must start."""
+        """Offset in the decompressed file at which the documents of the next range begin.
+
+        Readers of lines stop at a document that starts there or later. For the last range of a file
+        it is `sys.maxsize`. So it is for a compressed file, whose lines are never cut into ranges.
+        """
         return sys.maxsize if is_compressed(self.url) or self.end >= self.size else self.end
 
     def count(self, num_bytes: int) -> None:
@@ -74,11 +80,11 @@ class FileRange:
 
 
 def read_blocks(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[bytes]:
-    """Returns the decompressed bytes of a range, lazily, as an iterator over blocks.
+    """Returns the decompressed bytes of a range and of the rest of the file, as lazy blocks.
 
-    They begin one byte before the start of the range, so that a reader of lines sees whether a line
-    starts with the range. They continue to the end of the file, so that the last document can be
-    read to its end; the caller stops there.
+    The first block begins one byte before the start of the range. If that byte is a line end, a
+    line starts exactly at the start of the range. Blocks continue to the end of the file, because
+    the last document may end after the range. The caller stops to read when it has that document.
 
     Raises:
         ValueError: The file has another size than it had when it was listed.
@@ -90,9 +96,12 @@ def read_blocks(file_range: FileRange, storage_options: StorageOptions = None) -
 
 
 def read_stored(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[bytes]:
-    """Returns the bytes that `read_blocks` reads, as they are stored, lazily.
+    """Returns the same bytes as `read_blocks`, but without decompressing them, as lazy blocks.
 
-    They are still compressed if the file is, and are not added to the meter.
+    The bytes are not added to the meter of the range.
+
+    Raises:
+        ValueError: The file has another size than it had when it was listed.
     """
     folder, name = open_sized(file_range, storage_options)
     return _read_ranges(folder, name, file_range)
@@ -137,7 +146,16 @@ def read_head(
 
 
 def _read_ranges(folder: Folder, name: str, file_range: FileRange) -> Iterator[bytes]:
-    """Yields blocks from one byte before the range to the file's end, smaller after the range."""
+    """Yields the stored bytes from one byte before a range to the end of the file, as blocks.
+
+    Blocks have at most BLOCK_BYTES. After the range they have at most TAIL_BLOCK_BYTES, because a
+    caller needs only the rest of one document there.
+
+    Args:
+        folder: The folder of the file.
+        name: The file in it.
+        file_range: The range, whose `size` must be that of the file.
+    """
     start = max(0, file_range.start - 1)
     while start < file_range.size:
         is_inside = start < file_range.end

@@ -1,11 +1,16 @@
 """Reads MediaWiki XML dumps: every article is one document, with the text of its last revision.
 
-A block of a multistream dump, which has pages and no root element, can be read as well.
+A file may also be one block of a multistream dump, which has pages but no root element.
 
-A page belongs to the range that holds the start of its `<page>` tag. In bzip2 it belongs to the
-range that holds the start of the compressed stream with this tag. The text of a page escapes "<",
-so the tags are found without parsing, and each page is then parsed by itself. A dump that declares
-entities is refused: no dump needs them, and they can make a small file expand without limit.
+A file may be cut into byte ranges. A page belongs to the range that holds the start of its `<page>`
+tag. In a bzip2 file it belongs to the range that holds the start of the compressed stream with this
+tag. "<" is escaped in the text of pages, so tags are found by a search, without an XML parser. Each
+page is then parsed alone. A dump that declares entities is refused: no dump needs them, and they
+can make a small file expand without limit.
+
+In this file, "the text" is the decompressed text of a range and of what follows it up to the end of
+the last page. Offsets count its bytes from the start of the range; in bzip2, from the start of the
+first stream that begins in the range.
 """
 
 import re
@@ -47,9 +52,11 @@ Blocks = Iterable[tuple[bytes, bool]]
 
 
 def read_pages(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[Record]:
-    """Yields a record of wikitext for every page of a range, lazily.
+    """Yields a record for every page that belongs to a range, lazily.
 
-    The record of a redirect, or of a page that is no article, only says why it is dropped.
+    The data of a record are the page's wikitext. The record of a redirect, or of a page that is not
+    an article, says in `dropped` why the page is not a document. If a page cannot be read, its
+    record has an `error`.
 
     Raises:
         ValueError: The file is cut short, or declares entities.
@@ -66,7 +73,10 @@ def read_pages(file_range: FileRange, storage_options: StorageOptions = None) ->
 
 
 def _read_site(file_range: FileRange, storage_options: StorageOptions) -> Site:
-    """Reads the site's facts from the file's first bytes, wherever the range begins."""
+    """Reads what the beginning of a file says about the wiki, such as its prefixes of titles.
+
+    The first bytes of the file are read for every range, wherever the range begins.
+    """
     size = file_range.size
     head = FileRange(file_range.url, 0, min(size, _HEAD_BYTES), size, file_range.format)
     blocks = to_utf8(read_blocks(head, storage_options), file_range.url)
@@ -74,7 +84,10 @@ def _read_site(file_range: FileRange, storage_options: StorageOptions) -> Site:
 
 
 def _read_range(file_range: FileRange, storage_options: StorageOptions) -> Blocks:
-    """Returns the blocks of a range and of the text after it. A whole file may also be UTF-16."""
+    """Returns the decompressed text of a range and of the rest of the file, block by block.
+
+    If the range is the whole file, the file may be UTF-16, which is converted to UTF-8.
+    """
     blocks = _read_stored_range(file_range, storage_options)
     if file_range.start or file_range.end < file_range.size:
         return blocks
@@ -83,7 +96,7 @@ def _read_range(file_range: FileRange, storage_options: StorageOptions) -> Block
 
 
 def _read_stored_range(file_range: FileRange, storage_options: StorageOptions) -> Blocks:
-    """Yields the blocks of a range and of the text after it, decompressed."""
+    """Yields the decompressed bytes of a range and of the rest of the file, block by block."""
     if compression_suffix(file_range.url) == ".bz2":
         yield from _read_streams(file_range, storage_options)
         return
@@ -99,9 +112,10 @@ def _read_stored_range(file_range: FileRange, storage_options: StorageOptions) -
 
 
 def _read_streams(file_range: FileRange, storage_options: StorageOptions) -> Blocks:
-    """Yields the text of bzip2 streams, from the first that starts in the range.
+    """Yields the text of a bzip2 file from the first stream that starts in the range.
 
-    All text of a stream belongs to the range in which the stream starts.
+    A bzip2 file may be many compressed streams, one after another. All text of a stream belongs to
+    the range in which the stream starts.
     """
     stored = _without_first(read_stored(file_range, storage_options), file_range.start)
     first = file_range.start
@@ -113,7 +127,15 @@ def _read_streams(file_range: FileRange, storage_options: StorageOptions) -> Blo
 
 
 def _without_first(blocks: Iterator[bytes], start: int) -> Iterator[bytes]:
-    """Drops the first byte: ranges are read from one byte before their start."""
+    """Yields blocks of stored bytes that begin exactly at the start of a range.
+
+    `read_blocks` and `read_stored` begin one byte earlier, and this byte is dropped. A range at the
+    start of the file has no earlier byte.
+
+    Args:
+        blocks: The blocks that were read.
+        start: Offset of the range in the file.
+    """
     if start > 0:
         yield next(blocks, b"")[1:]
     yield from blocks
@@ -123,9 +145,9 @@ class PageBytes(NamedTuple):
     """The XML of one page.
 
     Attributes:
-        offset: Offset of the first byte of `data` in the text that was read.
-        data: The bytes from the opening tag to the end of the closing tag. If the page is too long,
-            only its last bytes.
+        offset: Offset of the page's opening tag in the text.
+        data: The bytes from the opening tag to the end of the closing tag. If the page is longer
+            than a document may be, some of its bytes may be missing.
         error: Why the page cannot be read, or None.
     """
 
@@ -137,14 +159,15 @@ class PageBytes(NamedTuple):
 def split_pages(
     blocks: Blocks, url: str, is_last: bool, has_root: bool = True
 ) -> Iterator[PageBytes]:
-    """Yields every page that starts in the range, lazily.
+    """Yields every page that starts in a range, lazily.
 
     Args:
-        blocks: The text of the range, and then the text after it.
+        blocks: The text of the range, and then the text after it. No block is read after the end of
+            the last page of the range.
         url: The file, for messages.
-        is_last: Whether the range ends with the file.
-        has_root: Whether the file begins with the root element of a dump, so that it must end with
-            the closing tag.
+        is_last: Whether the range ends at the end of the file.
+        has_root: Whether the file begins with `<mediawiki>`. If so, it must end with
+            `</mediawiki>`.
 
     Raises:
         ValueError: The file is cut short, or declares entities.
@@ -169,14 +192,15 @@ class _PageScanner:
 
     Attributes:
         url: The file, for messages.
-        data: The text that was read and is still needed. Within a page it begins with the page's
-            opening tag.
-        offset: Offset of the first byte of `data` in the text that was read.
-        num_searched: Number of bytes at the beginning of `data` in which no further tag begins.
-        limit: Offset at which the range ends, once a block beyond it was read. Pages that start
-            there or later belong to the next range.
-        is_in_page: Whether `data` begins within a page.
-        page_offset: Offset of this page's opening tag in the text that was read.
+        data: The last bytes of the text so far. Earlier bytes were dropped, because they are no
+            longer needed. If a page has begun and not ended, `data` begins with its opening tag,
+            unless the page is too long.
+        offset: Offset of the first byte of `data` in the text.
+        num_searched: The search for the next tag skips so many bytes at the beginning of `data`.
+        limit: Offset in the text at which the range ends. It is None until a block after the range
+            is added. Pages that start at the limit or later belong to the next range.
+        is_in_page: Whether a page has begun and not ended.
+        page_offset: Offset of this page's opening tag in the text.
         is_too_long: Whether this page is longer than a document may be.
         is_finished: Whether all pages of the range were found.
     """
@@ -192,16 +216,24 @@ class _PageScanner:
     is_finished: bool = False
 
     def add(self, block: bytes, is_in_range: bool) -> None:
-        """Appends the next block of text."""
+        """Appends the next block of the text.
+
+        Args:
+            block: The bytes.
+            is_in_range: Whether pages that start in the block belong to the range.
+        """
         if not is_in_range and self.limit is None:
             self.limit = self.offset + len(self.data)
         self.data += block
 
     def take_pages(self) -> Iterator[PageBytes]:
-        """Yields the pages that end in the text so far, and drops the text before the last tag.
+        """Yields the pages whose ends are in `data`, and drops their bytes from `data`.
+
+        A page ends after its closing tag. If that is missing, the page ends before the next opening
+        tag, and has an `error`. Sets `is_finished` if no further page starts in the range.
 
         Raises:
-            ValueError: The text outside of the pages declares entities.
+            ValueError: The text between the pages declares a document type or entities.
         """
         while tag := _TAG.search(self.data, self.num_searched):
             start = tag.start()
@@ -239,7 +271,11 @@ class _PageScanner:
         return PageBytes(self.page_offset, bytes(self.data[:num_bytes]), error)
 
     def drop_scanned_text(self) -> None:
-        """Drops most text that is outside of pages, or within a page that is too long."""
+        """Drops bytes of `data` that are not needed to find and return further pages.
+
+        Of text between pages, and of a page that is too long, only the last bytes are kept. A tag
+        may have begun in them. Any other page is kept whole.
+        """
         if self.is_in_page and len(self.data) > records.MAX_DOCUMENT_BYTES:
             self.is_too_long = True
         if self.is_in_page and not self.is_too_long:
@@ -252,17 +288,17 @@ class _PageScanner:
             self.num_searched = 0
 
     def _reaches_limit(self, position: int) -> bool:
-        """Returns whether a position in `data` is at the limit or after it."""
+        """Returns whether a position in `data` is at the end of the range or after it."""
         return self.limit is not None and self.offset + position >= self.limit
 
     def _drop(self, num_bytes: int) -> None:
-        """Drops the first bytes of the text."""
+        """Drops the first bytes of `data`."""
         del self.data[:num_bytes]
         self.offset += num_bytes
 
 
 def _page_error(is_closed: bool, is_too_long: bool) -> BadDocumentError | None:
-    """Returns the error of a page without a closing tag, or of a page that is too long."""
+    """Returns the error of a page that is not closed or is too long; None for any other page."""
     if not is_closed:
         message = "found <page> without its </page> before the next one or the file's end"
         return BadDocumentError("unclosed_page", message)
@@ -270,12 +306,13 @@ def _page_error(is_closed: bool, is_too_long: bool) -> BadDocumentError | None:
 
 
 class _Rest(NamedTuple):
-    """The end of the text of a range, after its last whole page.
+    """What remained of the text when the end of the file was read.
 
     Attributes:
-        data: The text; outside of a page, or in a page that is too long, only its last bytes.
-        num_before: Number of bytes before it in the text that was read.
-        is_in_page: Whether the text begins within a page that is not closed.
+        data: The last bytes of the text, after the last closed page. There are few of them, unless
+            they are the beginning of a page.
+        num_before: Number of bytes of the text before `data`.
+        is_in_page: Whether `data` is from a page that is not closed.
     """
 
     data: bytes
@@ -283,10 +320,10 @@ class _Rest(NamedTuple):
     is_in_page: bool
 
     def may_be(self, end: bytes) -> bool:
-        """Returns whether the text is the closing tag `end`, and nothing else.
+        """Returns whether `data` is the closing tag `end`, apart from white space around it.
 
-        If the range has no earlier text, it may begin within the tag. The end of the tag is then
-        enough.
+        The tag may have been cut by the start of the range. If `data` is all the text of the range,
+        the last bytes of the tag, or none at all, are therefore accepted too.
         """
         return self.data.strip() == end or (
             self.num_before == 0 and end.endswith(self.data.rstrip())
@@ -294,10 +331,16 @@ class _Rest(NamedTuple):
 
 
 def _refuse_cut(rest: _Rest, url: str, is_last: bool, has_root: bool) -> None:
-    """Refuses a file that ends too early. Only the last range of a file can tell.
+    """Refuses a file of which the end is missing, if the range is the last one of the file.
 
-    A dump must end with the closing tag of its root. A block of pages has no such tag, unless it is
-    the last block of its dump; it must end after a page.
+    A dump must end with `</mediawiki>`. A file without a root element must end after a page. It may
+    also end with `</mediawiki>`, as the last block of a multistream dump does.
+
+    Args:
+        rest: What remained of the text at the end of the file.
+        url: The file, for messages.
+        is_last: Whether the range ends at the end of the file.
+        has_root: Whether the file begins with `<mediawiki>`.
 
     Raises:
         ValueError: The file ends otherwise.
@@ -325,12 +368,15 @@ def _refuse_declarations(data: bytes | bytearray, url: str) -> None:
 
 
 def _make_record(page_bytes: PageBytes, place: str, site: Site) -> Record:
-    """Parses a page. Returns its wikitext, or says why the page is dropped or cannot be read.
+    """Parses the XML of a page, and returns the record of the page.
+
+    The record holds the wikitext. If the page is not an article or is a redirect, `dropped` says
+    so. If the page cannot be parsed, the record has no data, and an `error`.
 
     Args:
-        page_bytes: The page, which has no error so far.
+        page_bytes: The page, whose `error` is None.
         place: Where the page is in the file, for the message if it cannot be parsed.
-        site: The facts about the wiki.
+        site: What the beginning of the file says about the wiki.
     """
     offset = page_bytes.offset
     try:

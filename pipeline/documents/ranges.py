@@ -35,9 +35,10 @@ def read_records(
         text_field: The name of the field or column that holds the text, if the format has such.
         storage_options: Options of the filesystem.
 
+    A record that cannot be read is yielded with an `error`.
+
     Raises:
-        ValueError: The file is broken or cannot be read. A single record that cannot be read has an
-            `error` instead.
+        ValueError: The file as a whole is broken or cannot be read.
     """
     kind = archive_kind(file_range.url)
     if kind == "zip":
@@ -111,7 +112,8 @@ def _refuse_nested(where: str, kind: str) -> None:
 
     Args:
         where: The member, for the message.
-        kind: What the member is; empty if it can be read.
+        kind: The kind of archive that the member is, or its format if this cannot be read within
+            archives. Empty if the member can be read.
 
     Raises:
         ValueError: `kind` is not empty.
@@ -122,13 +124,18 @@ def _refuse_nested(where: str, kind: str) -> None:
 
 
 def _refuse_sentence_lines(where: str, head: bytes) -> None:
-    """Refuses a member that may be many documents, one sentence per line.
+    """Refuses a member of plain text that may be many documents, with one sentence per line.
 
-    The user has to give its format: a member is read in the middle of the job, when no other
-    members are at hand to compare it with.
+    The user then has to give the format. For files that are not in archives, the first lines of all
+    files of a source decide together, before the job begins. Members of archives are read during
+    the job, one at a time, so they cannot be compared.
+
+    Args:
+        where: The member, for the message.
+        head: The first bytes of the member.
 
     Raises:
-        ValueError: The beginning of the member looks like this.
+        ValueError: The first lines look like sentences, with blank lines between documents.
     """
     seen = look_at_lines(lines.head_to_text(head), is_whole=False)
     if seen.is_likely:

@@ -32,11 +32,14 @@ def read_part(
         part: The part.
         text_field: The name of the field or column that holds the text, if the format has such.
         on_bad_document: What to do with a malformed document, one of `ON_BAD_DOCUMENT`.
-        skipped: Counts by reason the documents that are not yielded, as the stream is read.
+        skipped: A mapping in which the documents that are not yielded are counted by reason, such
+            as "redirect". The counts grow while the documents are read.
         storage_options: Options of the filesystem.
-        examples: A list to which some malformed documents are appended as the stream is read: their
-            beginnings, or all of them as a whole if `on_bad_document` is "keep".
-        without_text: A list to which the URL of every range without any text is appended.
+        examples: A list to which the beginnings of some malformed documents are appended while the
+            documents are read. If `on_bad_document` is "keep", every malformed document is
+            appended, with its whole text.
+        without_text: A list to which the URL of a file is appended for each of its ranges in which
+            no document has text.
 
     Raises:
         ValueError: A document is malformed and `on_bad_document` is "stop", or a file is broken.
@@ -72,7 +75,12 @@ def read_part(
 
 
 def _describe_place(file_range: FileRange, record: Record) -> str:
-    """Returns the place of a document for messages: "FILE:LINE", "FILE, byte OFFSET" or similar."""
+    """Returns the place of a document, for messages and for reports.
+
+    It is "FILE:LINE", or "FILE, byte OFFSET" for lines of a range that begins within the file. It
+    is "FILE" if the file is one document, and "FILE, row 7" or similar if the record has a `place`.
+    FILE is ARCHIVE/MEMBER in an archive.
+    """
     if file_range.start and not (record.member or record.place):
         # To know the number of the line, all earlier bytes of the file would have to be read.
         return f"{file_range.url}, byte {record.offset}"
@@ -81,7 +89,13 @@ def _describe_place(file_range: FileRange, record: Record) -> str:
 
 
 def _name_line(file_range: FileRange, record: Record, line: str) -> str:
-    """Returns file and member followed by `line`, or file and place if the record has a place."""
+    """Returns "FILE, PLACE" if the record has a `place`, and otherwise the file followed by a line.
+
+    Args:
+        file_range: The range that was read.
+        record: A record of the range. If it is from an archive, its member follows the file.
+        line: The line with a colon before it, such as ":7", or an empty text.
+    """
     if record.place:
         return f"{file_range.url}, {record.place}"
     return f"{file_range.url}{record.member and f'/{record.member}'}{line}"
@@ -90,14 +104,15 @@ def _name_line(file_range: FileRange, record: Record, line: str) -> str:
 def _find_fault(
     file_range: FileRange, record: Record, line: int, storage_options: StorageOptions
 ) -> str:
-    """Returns the place of a fault as "FILE:LINE" or "FILE, PLACE".
+    """Returns the place of a fault in a document as "FILE:LINE" or "FILE, PLACE".
 
-    The file is read up to the record if only that can tell the number of the line.
+    If the range begins within a file of lines, the file is read from its start to the document, to
+    count the lines.
 
     Args:
         file_range: The range that was read.
         record: The malformed document.
-        line: The line at fault, counted from 0 at the first line of the record.
+        line: The number of the faulty line, from 0 at the first line of the document.
         storage_options: Options of the filesystem.
     """
     first = record.number

@@ -38,20 +38,20 @@ def check_text_field(
     *,
     counts_bad_lines: bool = False,
 ) -> None:
-    """Refuses a source whose files do not have the field of the text.
+    """Refuses a source if a file does not have the field or column that should hold the text.
 
-    At most 64 files of each format are looked at.
+    At most 64 files of each format are checked. Files in archives are not.
 
     Args:
         parts: The parts of one source.
-        text_field: The name of the field or column.
+        text_field: The name of the field or column that holds the text.
         storage_options: Options of the files' filesystem.
-        counts_bad_lines: Whether a JSON line without the field is only counted and left out when
-            it is read. JSON lines are then not checked here.
+        counts_bad_lines: Whether the build counts JSON lines without the field and leaves them out.
+            If so, files of JSON lines are not checked here.
 
     Raises:
-        ValueError: A field is named but no file has fields, or a file has this field not at all or
-            twice.
+        ValueError: A file does not have exactly one field of this name. Or the user has named a
+            field, but the files of the source have formats without fields.
     """
     by_format: dict[str, dict[str, FileRange]] = {}
     for part in parts:
@@ -80,9 +80,14 @@ def check_text_field(
 
 
 def _call(read_names: NameReader, options: StorageOptions, file_range: FileRange) -> list[str]:
-    """Returns `read_names(file_range, options)`.
+    """Calls `read_names` for a file, and returns the names of its fields.
 
-    The file is the last argument here, so that `partial` can give the others.
+    The file is the last argument, so that `functools.partial` can fix the two others.
+
+    Args:
+        read_names: The attribute `names` of a format.
+        options: Options of the file's filesystem.
+        file_range: A range of the file.
     """
     return read_names(file_range, options)
 
@@ -122,8 +127,9 @@ def _describe_group(
     """Returns the line about files that are read in the same way.
 
     Args:
-        key: Kind of archive, format and compression of the files, empty if there is none.
-        files: One range of each file.
+        key: The kind of archive, such as "zip"; the name of the format; and the extension of the
+            compression, such as ".gz". The first or the last is empty if there is none.
+        files: One range of each file. The first one is shown as an example.
         text_field: The name of the field or column that holds the text.
         storage_options: Options of the files' filesystem.
     """
@@ -163,18 +169,19 @@ def _describe_group(
 def _begin_texts(
     file_range: FileRange, text_field: str, storage_options: StorageOptions
 ) -> list[str] | None:
-    """Returns the texts of the first documents of a file, as the build will read them.
+    """Reads the texts of the first documents of a file or an archive, as the build will read them.
 
-    Malformed documents are left out. If the file is one document, plain text may be cut after its
-    first bytes; any other format is parsed as a whole.
+    At most 50 documents are read. Malformed ones are left out. A file of plain text that is one
+    document is read only at its beginning.
 
     Args:
-        file_range: A range of the file, or an archive.
+        file_range: A range of the file or of the archive.
         text_field: The name of the field or column that holds the text.
         storage_options: Options of the file's filesystem.
 
     Returns:
-        The texts, or None if the file is one document that is too large to be parsed here.
+        The texts. None if the whole file is one document in another format than plain text, such
+        as HTML, and has more than 1 MiB.
     """
     url = file_range.url
     if archive_kind(url) or not FORMATS[file_range.format].is_whole:

@@ -13,8 +13,8 @@ class BadDocumentError(ValueError):
     """A document cannot be read.
 
     Attributes:
-        reason: The word by which such documents are counted, such as "not_utf8".
-        line: The line at fault, counted from 0 at the beginning of the document.
+        reason: The name under which documents with this error are counted, such as "not_utf8".
+        line: The number of the faulty line, from 0 at the first line of the document.
     """
 
     def __init__(self, reason: str, message: str, line: int = 0) -> None:
@@ -27,9 +27,10 @@ class Line(NamedTuple):
     r"""One line of a file.
 
     Attributes:
-        number: Number of the line, from 1 at the first line that was read.
-        offset: Offset of its first byte in the decompressed file.
-        data: Its bytes in UTF-8 without the line end. Empty if the line is too long.
+        number: Number of the line. The first line that was read has the number 1, even if the file
+            was read from its middle.
+        offset: Offset of the line's first byte in the decompressed file.
+        data: The line's bytes in UTF-8 without the line end; empty if the line is too long.
         is_too_long: Whether the line is longer than a document may be.
     """
 
@@ -44,18 +45,20 @@ class Record:
     """The bytes of one document, from which the parser of its format makes the text.
 
     Attributes:
-        number: Number of the line at which the document starts, from 1 at the first line that was
-            read.
-        offset: Offset of its first byte in the decompressed file.
-        data: Its bytes in UTF-8.
+        number: Number of the line at which the document starts. The first line that was read has
+            the number 1, even if the file was read from its middle.
+        offset: Offset of the document's first byte in the decompressed file.
+        data: The document's bytes in UTF-8.
         error: Why the document cannot be read, or None.
-        place: Where it is in the file, such as "row 7", if it is not told by lines.
-        dropped: Why this is not a document although nothing is wrong, such as "redirect", for the
-            counts; empty for a document.
-        member: Name of the member, if the file is an archive. `number` counts lines of the member.
-        format: Name of the member's format; empty for the format of the file.
+        place: Where the document is in the file, such as "row 7", for formats that are not read
+            line by line. Empty if `number` says it.
+        dropped: The name under which the record is counted if it is left out although nothing is
+            wrong with it, such as "redirect". Empty for a record that is a document.
+        member: Name of the member of the archive that holds the document; empty for a file that is
+            no archive. `number` then counts the lines of the member.
+        format: Name of the member's format; empty if the file is no archive.
         is_html: Whether the data of a WARC record are HTML, not plain text.
-        hidden_prefixes: Prefixes of links that are not shown in this wikitext.
+        hidden_prefixes: For wikitext: the prefixes of links that are left out of the text.
     """
 
     number: int
@@ -72,21 +75,21 @@ class Record:
 
 @dataclass
 class Gathered:
-    """The lines of the document that is being read.
+    """Collects the lines of one document while a file is read line by line.
 
-    If they become longer than a document may be, all but the first are forgotten.
+    If the document becomes longer than MAX_DOCUMENT_BYTES, only its first line is kept in memory,
+    and `take` returns a record with an error.
 
     Attributes:
-        lines: The lines so far.
-        num_bytes: Number of their bytes with line ends; more than MAX_DOCUMENT_BYTES once there are
-            too many.
+        lines: The lines so far, or the first line alone if the document is too long.
+        num_bytes: Number of bytes of all lines so far, with a line end each.
     """
 
     lines: list[Line] = field(default_factory=list)
     num_bytes: int = 0
 
     def add(self, line: Line) -> None:
-        """Adds a line, or only its length if the document is too long."""
+        """Adds the next line of the document, or only counts its bytes if there are too many."""
         self.num_bytes += MAX_DOCUMENT_BYTES + 1 if line.is_too_long else len(line.data) + 1
         if self.num_bytes > MAX_DOCUMENT_BYTES:
             del self.lines[1:]
@@ -94,10 +97,12 @@ class Gathered:
             self.lines.append(line)
 
     def take(self, error: BadDocumentError | None = None) -> Record:
-        """Returns a record of the lines so far, and forgets them. There must be at least one.
+        """Returns the record of the document, and is empty again for the next one.
+
+        At least one line must have been added.
 
         Args:
-            error: What the reader found wrong with the document, or None.
+            error: What the reader of the format found wrong with the document, or None.
         """
         lines = self.lines
         is_too_long = self.num_bytes > MAX_DOCUMENT_BYTES
@@ -133,14 +138,15 @@ class ParseRecord(Protocol):
     """The type of `Format.parse`: a function that makes the text of one record."""
 
     def __call__(self, text: str, record: Record, file_range: FileRange, text_field: str, /) -> str:
-        """Returns the text of a document, which may still have any white space.
+        """Returns the text of a document. Its white space need not be cleaned.
 
         Args:
             text: The decoded bytes of the record, with all of its markup.
-            record: The record, which says what the reader knows about it besides its bytes.
-            file_range: The range of the file that the record was read from, with the settings of
-                the source for its files.
-            text_field: The setting of this name, for formats whose text is in a field or a column.
+            record: The record, for what the reader of the format noted in it.
+            file_range: The range of the file that the record was read from. It has the source's
+                setting `wrapping`.
+            text_field: The value of the setting `text_field`: the name of the field or column that
+                holds the text. Formats without fields ignore it.
 
         Raises:
             BadDocumentError: The record is malformed.
@@ -152,27 +158,28 @@ class ParseRecord(Protocol):
 class Format:
     """A format of input files: how to find the records of a file, and the text of a record.
 
-    A format has `split` if its files are lines, `read` if they are read in another way. If it has
-    neither, every file is one document.
+    A format has either `split` or `read`, or neither. With `split`, files are read line by line.
+    With `read`, the format reads files in its own way. With neither, every file is one document.
 
     Attributes:
         parse: Returns the text of a record.
-        detect: Returns whether a file with this beginning has the format. A format without it is
-            used only if the user names it. It is not asked about files that `KINDS` in kinds.py
-            refuses.
-        split: Makes records of the lines of a range, and stops after the last record that belongs
-            to the range. It is used for members of archives as well.
-        read: Yields the records that belong to a range, for a format that is not made of lines. Its
-            arguments are the range, the name of the field that holds the text, and the options of
-            the filesystem.
-        decoder: Decodes a whole file that names its own encoding. Without it files are UTF-8, or
-            UTF-16 with a byte order mark.
-        names: Returns the names of the columns of a file, or of the fields of its first objects. A
-            format has it if the text is in a field with a name.
-        is_text: Whether files are text, which may be UTF-16.
-        may_be_cut: Whether an uncompressed file may be cut into ranges.
-        cut_suffix: Extension of a compression with which files may be cut as well, or empty.
-        has_sentence_lines: Whether every line is a sentence.
+        detect: Returns whether a file has the format, by its name and first bytes. If it is None,
+            the format is used only if the user names it. It is not called for files that `KINDS` in
+            kinds.py refuses.
+        split: Yields records, given the lines of a file from the first one in a range on, and the
+            range. It stops after the last record that belongs to the range. Members of archives are
+            read by it too.
+        read: Yields the records that belong to a range. Its arguments are the range, the name of
+            the field that holds the text, and the options of the filesystem.
+        decoder: Decodes the bytes of a whole file, for a format whose files name their encoding. If
+            it is None, files are UTF-8, or UTF-16 with a byte order mark.
+        names: Returns the names of the columns of a file, or of the fields of its first objects. It
+            is None for a format whose text is not in a named field or column.
+        is_text: Whether files are text, so that they may be UTF-16.
+        may_be_cut: Whether an uncompressed file may be cut into byte ranges.
+        cut_suffix: The extension of compressed files that may be cut into byte ranges too, such as
+            ".bz2". Empty if no compressed file may be cut.
+        has_sentence_lines: Whether every line is one sentence.
     """
 
     parse: ParseRecord

@@ -30,13 +30,17 @@ _LINES = {"text", "lines", "wikiextractor", "sentence-lines", "text-blank-lines"
 def read_task_texts(
     patterns: Sequence[str], storage_options: StorageOptions = None
 ) -> Iterator[tuple[str, str]]:
-    """Yields the place and the text of every text in task files, lazily.
+    """Yields every text of the task files with its place, lazily.
 
-    The files are in the order of their URLs.
+    A place such as "FILE:7" says where in its file a text is, for messages. The files are read in
+    the order of their URLs.
 
     Args:
         patterns: Paths, folders and globs of the files, at any fsspec URL.
         storage_options: Options of the filesystem.
+
+    Yields:
+        The place and the text.
 
     Raises:
         FileNotFoundError: A pattern matches no file.
@@ -49,7 +53,7 @@ def read_task_texts(
 def read_task_files(
     patterns: Sequence[str], storage_options: StorageOptions = None
 ) -> Iterator[tuple[str, Iterator[tuple[str, str]]]]:
-    """Yields the URL of each task file, and an iterator over the places and texts in it.
+    """Yields the URL of each task file, and an iterator over the place and text of its texts.
 
     Args:
         patterns: Paths, folders and globs of the files, at any fsspec URL.
@@ -80,7 +84,14 @@ def hash_task_files(patterns: Sequence[str], storage_options: StorageOptions = N
 
 
 def _read_file(url: str, size: int, storage_options: StorageOptions) -> Iterator[tuple[str, str]]:
-    """Returns an iterator over the places and texts of a file, by its name and first bytes.
+    """Returns an iterator over the place and text of every text in a file.
+
+    The name and the first bytes of the file decide how it is read.
+
+    Args:
+        url: The file.
+        size: Its size in bytes, as stored.
+        storage_options: Options of its filesystem.
 
     Raises:
         ValueError: The file is an archive, or of a format in which texts cannot be found.
@@ -107,7 +118,12 @@ def _read_file(url: str, size: int, storage_options: StorageOptions) -> Iterator
 
 
 def _read_json(text: str, url: str) -> Iterator[tuple[str, str]]:
-    """Yields the places and texts of JSON: one value for the whole file, or one on each line."""
+    """Yields every string in a file of JSON, each with its place before it.
+
+    Args:
+        text: The content of the file: a single JSON value, or one value on each line.
+        url: The file, with which places begin, such as "FILE:7, data[3].title".
+    """
     try:
         value = parse_json(text, url)
     except ValueError:
@@ -120,12 +136,12 @@ def _read_json(text: str, url: str) -> Iterator[tuple[str, str]]:
 
 
 def _read_table(data: bytes, text_format: str, url: str) -> Iterator[tuple[str, str]]:
-    """Yields the places and texts of a table.
+    """Yields every string in the cells of a table, each with its place before it.
 
     Args:
         data: The bytes of the file.
         text_format: "parquet" or "arrow".
-        url: The file, for places and messages.
+        url: The file, with which places and messages begin.
 
     Raises:
         ValueError: The file is broken, or two of its columns have the same name.
