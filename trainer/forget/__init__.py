@@ -1,1 +1,1 @@
-"""Makes the run that a run would be if documents had been left out of it from the beginning."""
+"""Trains a run again without some documents, as if it had never read them."""

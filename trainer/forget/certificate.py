@@ -23,12 +23,18 @@ _WORD_COUNTS = "word_counts.parquet"
 
 
 def hash_id(document: int) -> str:
-    """Returns the sha256, in hex, of the first 16 hex digits of a document's id."""
+    """Returns the hash by which a certificate names a document.
+
+    It is the sha256, in hex digits, of the first 16 hex digits of the document's id as text.
+
+    Args:
+        document: The first 64 bits of the document's id.
+    """
     return hashlib.sha256(f"{document:016x}".encode()).hexdigest()
 
 
 def describe_limits(mixture: Mixture, facts: Mapping[str, Any]) -> list[str]:
-    """Returns what forgetting does not cover, in sentences.
+    """Returns sentences that say what forgetting documents does not cover.
 
     Args:
         mixture: The datasets of the run.
@@ -52,7 +58,12 @@ def describe_limits(mixture: Mixture, facts: Mapping[str, Any]) -> list[str]:
 
 
 def _limits_of(name: str, dataset: Dataset) -> list[str]:
-    """Returns what forgetting does not cover because of one dataset."""
+    """Returns the sentences of `describe_limits` that depend on how one dataset was built.
+
+    Args:
+        name: What the sentences call the dataset.
+        dataset: The dataset.
+    """
     limits = []
     if dataset.folder.exists(_WORD_COUNTS):
         limits.append(
@@ -76,12 +87,15 @@ def _limits_of(name: str, dataset: Dataset) -> list[str]:
 
 
 def write_certificate(run: RunFolder, documents: Sequence[int], limits: Sequence[str]) -> Path:
-    """Writes the certificate of a finished run that `forget` made; returns the page.
+    """Writes certificate.json and certificate.html into the folder of a run that `forget` made.
 
     Args:
-        run: The new run.
-        documents: The documents that were forgotten, by the first 64 bits of their ids.
+        run: The new run, which is finished.
+        documents: The forgotten documents, each as the first 64 bits of its id.
         limits: The result of `describe_limits`.
+
+    Returns:
+        The path of certificate.html.
     """
     facts = run.read_facts()
     finished, _ = find_checkpoints(run.checkpoints)
@@ -110,7 +124,11 @@ def write_certificate(run: RunFolder, documents: Sequence[int], limits: Sequence
 
 
 def _render_page(certificate: Mapping[str, Any]) -> str:
-    """Returns the page of a certificate as HTML."""
+    """Returns the content of certificate.html.
+
+    Args:
+        certificate: The content of certificate.json.
+    """
     first_step = certificate["first_step"]
     found = "No step of that run had read one."
     if first_step is not None:

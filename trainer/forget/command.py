@@ -39,13 +39,13 @@ from trainer.settings import PretrainSettings
 
 @dataclass(frozen=True)
 class _Task:
-    """What one `forget` command is about.
+    """The settings of one `forget` command, with the old run and the new run that they name.
 
     Attributes:
         settings: The settings of the command.
-        options: Options of the filesystems of the runs and the datasets.
-        old: The run that documents are to be forgotten from.
-        new: The folder of the new run.
+        options: The parsed `settings.storage_options`; None if there are none.
+        old: The run that has read the documents. It is not changed.
+        new: The folder of the run that is trained without them.
     """
 
     settings: ForgetSettings
@@ -55,15 +55,18 @@ class _Task:
 
     @property
     def cache_dir(self) -> str | None:
-        """Folder for what is found out about documents; None for the default one."""
+        """Folder where indexes from documents to instances are cached; None for the default one.
+
+        It is the folder of the command's settings, or else that of the old run's settings.
+        """
         return self.settings.cache_dir or self.old.settings.cache_dir
 
     @property
     def is_begun(self) -> bool:
-        """Whether the new run was made by an earlier command for the same run and list.
+        """Whether an earlier `forget` of the same run and list has made the new run's folder.
 
         Raises:
-            FileExistsError: Something else is at its place.
+            FileExistsError: The path of the new run holds something else.
         """
         path = self.new.path
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
@@ -78,7 +81,11 @@ class _Task:
         return True
 
     def pretrain_settings(self) -> PretrainSettings:
-        """Returns the settings of the new run."""
+        """Returns the settings with which the new run is trained.
+
+        They are those of the old run, but for the documents to leave out and the settings that say
+        where data, output and checkpoints are.
+        """
         old = self.old.settings
         checkpoint = replace(old.checkpoint, url=self.settings.checkpoint_url)
         return replace(
@@ -94,11 +101,17 @@ class _Task:
 def forget(settings: ForgetSettings, _remainder: object = None) -> int:
     """Runs `python -m trainer forget RUN --documents LIST --output RUN2` on this rank.
 
+    Args:
+        settings: The settings of the command. With `settings.plan` the plan is printed and nothing
+            is trained.
+        _remainder: Not used.
+
     Returns:
-        The exit code: 0 if the new run is finished, or if there is nothing to do.
+        The exit code: 0 if the new run is finished, if only the plan was printed, or if there is
+        nothing to do.
 
     Raises:
-        FileExistsError: Another run is at the place of the new one.
+        FileExistsError: `settings.output` holds something other than this new run.
         FileNotFoundError: The run, a dataset or the list is missing.
         ValueError: The run, a dataset or the list is not as it should be.
     """
@@ -118,10 +131,13 @@ def forget(settings: ForgetSettings, _remainder: object = None) -> int:
 
 
 def _prepare(task: _Task, ranks: Ranks) -> bool:
-    """Makes the folder of the new run, if it is not there; all ranks call this together.
+    """Makes the folder of the new run, unless an earlier command has made it.
+
+    All ranks call this function together. Rank 0 does the work.
 
     Returns:
-        Whether there is a run to train.
+        Whether there is a run to train. It is False if the old run is finished and has read none of
+        the documents. The result is the same on all ranks.
     """
     is_needed = True
     with together(ranks):
@@ -134,7 +150,7 @@ def _prepare(task: _Task, ranks: Ranks) -> bool:
 
 
 def _say_plan(task: _Task) -> ForgettingPlan:
-    """Prints the plan, and returns it."""
+    """Plans the forgetting, prints the plan and what it does not cover, and returns the plan."""
     old = task.old
     mixture = open_run_data(old, task.settings.data, task.options)
     plan = plan_forgetting(old, mixture, task.settings.documents, task.cache_dir)
@@ -146,10 +162,17 @@ def _say_plan(task: _Task) -> ForgettingPlan:
 
 
 def _make_run(task: _Task, ranks: Ranks) -> bool:
-    """Makes the folder of the new run, which appears by rename; only rank 0 calls it.
+    """Makes the folder of the new run, with all that training needs to go on from the checkpoint.
+
+    Only rank 0 calls this function. The folder is made under another name and then renamed, so it
+    appears complete or not at all.
+
+    Args:
+        task: The command.
+        ranks: The ranks that will train. A line is printed if their number is not the old run's.
 
     Returns:
-        False if there is nothing to do.
+        Whether the folder was made. It is not if the plan has nothing to do.
     """
     plan = _say_plan(task)
     if plan.has_nothing_to_do:
@@ -184,7 +207,16 @@ def _make_run(task: _Task, ranks: Ranks) -> bool:
 
 
 def _copy_files(old: OldRun, new: RunFolder, plan: ForgettingPlan) -> None:
-    """Copies the vocabulary, the checkpoint to go on from, and the rows of the steps before it."""
+    """Copies the files of the old run that the new run begins with.
+
+    They are the vocabulary, the checkpoint to go on from, and the rows of the metrics and anomalies
+    files up to the step of that checkpoint.
+
+    Args:
+        old: The old run.
+        new: The unfinished folder of the new run.
+        plan: The plan, which names the checkpoint. If it names none, no checkpoint is copied.
+    """
     old.store.fetch_files(list(VOCABULARY_HASHES), new.path)
     rows = [METRICS, new.anomalies.name]
     old.store.fetch_files([name for name in rows if old.store.folder.exists(name)], new.path)
@@ -200,7 +232,11 @@ def _copy_files(old: OldRun, new: RunFolder, plan: ForgettingPlan) -> None:
 
 
 def _describe(task: _Task, plan: ForgettingPlan) -> dict[str, Any]:
-    """Returns what run.json of the new run says of the forgetting."""
+    """Returns the value of "forgot" in the new run's run.json.
+
+    It names the old run and the list of documents, and has the numbers of the plan. By these names
+    `_Task.is_begun` recognizes the new run.
+    """
     return {
         "old_run": task.old.facts["id"],
         "list": _hash_file(task.settings.documents),
@@ -212,7 +248,7 @@ def _describe(task: _Task, plan: ForgettingPlan) -> dict[str, Any]:
 
 
 def _certify(task: _Task) -> None:
-    """Writes the certificate of the new run, if it is not there."""
+    """Writes the certificate of the finished new run, unless it exists, and prints its path."""
     if (task.new.path / CERTIFICATE).is_file():
         return
     mixture = open_run_data(task.old, task.settings.data, task.options)
@@ -222,5 +258,9 @@ def _certify(task: _Task) -> None:
 
 
 def _hash_file(name: str) -> str:
-    """Returns the hash of the documents that a file lists."""
+    """Returns the hash of a list of documents.
+
+    Args:
+        name: The path of the list, a file that `read_document_list` reads.
+    """
     return hash_documents(read_document_list(name))

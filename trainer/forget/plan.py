@@ -27,15 +27,18 @@ from trainer.stream.order.stretches import is_in, left_out_between
 
 @dataclass(frozen=True)
 class OldRun:
-    """The run that documents are to be forgotten from.
+    """The run that has read the documents to forget.
 
     Attributes:
-        store: Its files.
-        settings: Its settings.
-        facts: Its run.json.
-        left_out: The documents that it leaves out, by the first 64 bits of their ids.
-        positions: How far it had come at each checkpoint, by the checkpoint's name, oldest first.
-        seconds: Seconds of each step that its metrics have, by the number of the step.
+        store: The run's files.
+        settings: The settings that the run was trained with.
+        facts: The content of the run's run.json.
+        left_out: The documents that the run itself was told to leave out, each as the first 64 bits
+            of its id.
+        positions: For each checkpoint, by its name, how far the run had come when it was saved. The
+            oldest checkpoint is first.
+        seconds: How many seconds a step took, by the number of the step, for the steps that the
+            run's metrics file has.
     """
 
     store: CheckpointStore
@@ -47,27 +50,30 @@ class OldRun:
 
     @property
     def newest(self) -> Position:
-        """How far it had come at its newest checkpoint."""
+        """How far the run had come at its newest checkpoint."""
         return self.positions[[*self.positions][-1]]
 
 
 @dataclass(frozen=True)
 class ForgettingPlan:
-    """What has to be done to forget documents.
+    """A plan to make a run again without some documents.
 
     Attributes:
-        documents: The whole list of the new run: the documents that the old run leaves out, then
-            the further ones, by the first 64 bits of their ids.
-        num_forgotten: Number of further documents.
-        num_instances: How often steps have read instances of the further documents.
-        first_step: The first step, counted from 1, that the further documents had a part in; None
-            if there was none.
-        checkpoint: The name of the checkpoint to go on from; None begins anew.
-        checkpoint_step: Number of steps before that checkpoint.
+        documents: All documents that the new run leaves out, each as the first 64 bits of its id.
+            Those that the old run left out are first, followed by the newly forgotten ones.
+        num_forgotten: Number of newly forgotten documents.
+        num_instances: How often steps of the old run have read an instance with a newly forgotten
+            document.
+        first_step: The first step of the old run, counted from 1, that has read such an instance;
+            None if no step has.
+        checkpoint: The name of the checkpoint that the new run goes on from. It is the newest one
+            at which no step had read such an instance. None if there is no such checkpoint: then
+            the new run begins where the old run began.
+        checkpoint_step: Number of steps that the new run does not make again.
         steps_made: Number of steps that the old run has made.
-        num_steps: Number of steps of a whole run.
-        seconds: How long the steps after the checkpoint take at the old run's rate, or None if it
-            is not known.
+        num_steps: Number of steps of the new run when it is finished, `checkpoint_step` included.
+        seconds: Estimate of the time that the new run trains, in seconds, from the old run's rate;
+            None if the old run has no metrics.
     """
 
     documents: tuple[int, ...]
@@ -86,7 +92,7 @@ class ForgettingPlan:
         return self.first_step is None and self.steps_made == self.num_steps
 
     def describe(self, run: str) -> list[str]:
-        """Returns the plan in words, a line for each fact.
+        """Returns lines of text that tell a person the plan.
 
         Args:
             run: What the lines call the old run.
@@ -113,15 +119,16 @@ class ForgettingPlan:
 
 
 def read_old_run(name: str, options: Mapping[str, Any] | None) -> OldRun:
-    """Returns a run that documents are to be forgotten from.
+    """Reads what a plan needs to know of the run that has read the documents.
 
     Args:
         name: The folder of the run, or its --checkpoint.url.
-        options: Options of its filesystem.
+        options: Options of the run's filesystem.
 
     Raises:
-        FileNotFoundError: There is no run, or it has no checkpoint.
-        ValueError: A file of it is damaged, or the clock decided when its phases ended.
+        FileNotFoundError: There is no run, or the run has no checkpoint.
+        ValueError: A file of the run is damaged. Or the run was trained for a number of hours, so
+            that the clock decided when its phases ended, and no other run can repeat its steps.
     """
     store, names = find_run(name, options)
     positions = {}
@@ -143,6 +150,10 @@ def read_old_run(name: str, options: Mapping[str, Any] | None) -> OldRun:
 def parse_config(data: bytes, where: str) -> PretrainSettings:
     """Returns the settings in a run's config.yaml.
 
+    Args:
+        data: The content of the file.
+        where: What messages call the file.
+
     Raises:
         ValueError: The file is damaged.
     """
@@ -160,12 +171,13 @@ def open_run_data(
 
     Args:
         old: The run.
-        data: Where the datasets are now; None for where they were.
-        options: Options of their filesystems.
+        data: The folders or URLs of the datasets, in the order of the run. None or an empty list
+            takes those of the run's settings.
+        options: Options of the filesystems of the datasets.
 
     Raises:
-        FileNotFoundError: A dataset is gone, or its build has not ended.
-        ValueError: A dataset is damaged, or is another one.
+        FileNotFoundError: A dataset is not there, or its build has not ended.
+        ValueError: A dataset is damaged, or is not the one that the run was trained on.
     """
     mixture = open_mixture(data or old.settings.data, options)
     datasets = [dataset_facts(source) for source in mixture]
@@ -176,18 +188,21 @@ def open_run_data(
 def plan_forgetting(
     old: OldRun, mixture: Mixture, documents: str, cache_dir: str | None
 ) -> ForgettingPlan:
-    """Returns from where a run has to be made again to forget documents.
+    """Finds the checkpoint from which a run has to be made again to forget documents.
 
     Args:
         old: The run.
-        mixture: Its datasets.
-        documents: A file of ids of documents.
-        cache_dir: As in `open_document_index`.
+        mixture: The run's datasets.
+        documents: The path of a file that `read_document_list` reads. Documents that the run leaves
+            out already are skipped.
+        cache_dir: Folder where indexes from documents to instances are cached; None for the default
+            of `open_document_index`.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ValueError: The file is malformed or lists a document that no dataset holds; or the run
-            goes on from another run that has read one.
+        FileNotFoundError: The file is not there.
+        ValueError: The file is malformed, or lists a document that no dataset holds. Or the run
+            continued another run, and that other run has already read one of the documents: then
+            they have to be forgotten from the other run first.
     """
     known = set(old.left_out)
     listed = [document for document in read_document_list(documents) if document not in known]
@@ -235,16 +250,21 @@ def plan_forgetting(
 def _read_positions(
     old: OldRun, mixture: Mixture, left_out: LeftOutDocuments, position: Position
 ) -> Iterator[Array]:
-    """Yields, for each stream, the positions of the further documents that the run has read.
+    """Yields, for each stream, where a run has read newly forgotten documents.
 
-    Positions that the run went back from, and leaves out since then, were read as well: what it
-    read decided that it went back.
+    A run that goes back to a checkpoint because of bad gradients skips the positions that it went
+    back from. Those positions count as read here: their gradients decided that the run went back.
 
     Args:
         old: The run.
-        mixture: Its datasets.
-        left_out: All documents; those that the old run leaves out come first.
+        mixture: The run's datasets.
+        left_out: All documents that the new run leaves out. The first `len(old.left_out)` of them
+            are those that the run itself leaves out; the others are newly forgotten.
         position: How far the run had come.
+
+    Yields:
+        For each stream in `position.streams` the positions, in ascending order, that the run has
+        read and whose instance holds a newly forgotten document.
     """
     for seq_len, plain in position.streams.items():
         state = parse_state(plain)
@@ -265,7 +285,15 @@ def _read_positions(
 def _step_of_position(
     old: OldRun, mixture: Mixture, left_out: LeftOutDocuments, seq_len: str, position: int
 ) -> int:
-    """Returns the step of the old run, counted from 1, that has read a position of a stream."""
+    """Returns the step of the old run, counted from 1, that has read a position of a stream.
+
+    Args:
+        old: The run.
+        mixture: The run's datasets.
+        left_out: Gives the folder in which indexes are cached.
+        seq_len: The length of the stream's instances, in digits: its key in `Position.streams`.
+        position: The position in the stream.
+    """
     state = parse_state(old.newest.streams[seq_len])
     num_before = position - _num_absent(old, mixture, left_out, state, position)
     starts = [0, *accumulate(phase.steps for phase in old.settings.phases)]
@@ -284,7 +312,18 @@ def _num_absent(
     state: StreamState,
     position: int,
 ) -> int:
-    """Returns how many positions before one the old run has passed over."""
+    """Returns how many positions before a given position the old run has passed over.
+
+    It passes over the instances of documents that it leaves out, and the stretches of the stream
+    that it skips.
+
+    Args:
+        old: The run.
+        mixture: The run's datasets.
+        left_out: Gives the folder in which indexes are cached.
+        state: The state of the stream at the run's newest checkpoint.
+        position: The given position in the stream.
+    """
     before = LeftOutDocuments(old.left_out, left_out.cache_dir) if old.left_out else None
     passes = KnownPasses(mixture, "train", state.seq_len, WaitPolicy(), before)
     passes.wait_for(position)
@@ -296,7 +335,11 @@ def _num_absent(
 
 
 def _read_seconds(store: CheckpointStore) -> dict[int, float]:
-    """Returns the seconds of each step that a run's metrics have."""
+    """Returns how many seconds each training step took, by the number of the step.
+
+    Only steps in the run's metrics file are in the result. It is empty if there is no such file,
+    and rows that cannot be read are left out.
+    """
     seconds: dict[int, float] = {}
     if store.folder.exists(METRICS):
         for line in store.folder.read(METRICS).splitlines():
@@ -310,7 +353,19 @@ def _read_seconds(store: CheckpointStore) -> dict[int, float]:
 
 
 def _estimate_seconds(seconds: Mapping[int, float], after: int, num_steps: int) -> float | None:
-    """Returns how long the steps after one take, by the seconds that steps have taken."""
+    """Returns how many seconds the steps `after + 1` to `num_steps` will take.
+
+    A step is expected to take as long as the old run's step of the same number, or as long as the
+    mean step if the old run did not record it.
+
+    Args:
+        seconds: The seconds of steps of the old run, by the number of the step.
+        after: Number of the last step that is not made.
+        num_steps: Number of the last step.
+
+    Returns:
+        The estimate, or None if `seconds` is empty.
+    """
     if not seconds:
         return None
     mean = sum(seconds.values()) / len(seconds)

@@ -18,8 +18,8 @@ class ForgetSettings:
         plan: Whether to say what would be done, and do nothing.
         data: Where the run's datasets are now, in the order of the run, if they were moved.
         checkpoint_url: Folder at an fsspec URL that checkpoints of the new run are uploaded to.
-        cache_dir: Folder on a disk of this machine for what is found out about documents. null
-            means the run's cache_dir, or beambert in $XDG_CACHE_HOME.
+        cache_dir: Folder on a disk of this machine where indexes from documents to instances are
+            cached. null means the run's cache_dir, or beambert in $XDG_CACHE_HOME.
         storage_options: Options of the filesystems of the runs and the datasets, as JSON or @FILE.
     """
 

@@ -9,15 +9,16 @@ from trainer.optim.sharded import ShardedOptimizer
 
 
 class AdamW(ShardedOptimizer):
-    """Adam with decoupled weight decay.
+    """Updates weights by Adam with decoupled weight decay.
 
-    Google's BERT has no bias correction; `OptimizerSettings.bias_correction` turns it off.
+    The running means are corrected for their start at 0 unless the setting `bias_correction` is
+    False. Google's BERT does not correct them.
     """
 
     state_names = ("exp_avg", "exp_avg_sq")
 
     def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
-        """Moves the parameters that decay, and then those that do not."""
+        """Updates the weights by AdamW: first those with weight decay, then those without."""
         learning_rate: float = self.param_groups[0]["lr"]
         weights = self.views("fp32")
         first = self.views("exp_avg")
@@ -46,16 +47,17 @@ class AdamW(ShardedOptimizer):
         num_updates: int,
         divisor: Tensor | None,
     ) -> None:
-        """Updates both running means, and moves the weights, by one fused kernel.
+        """Updates the running means of some tensors and then the tensors, in one fused kernel.
 
         Args:
-            weights: Tensors to move, in place.
-            gradients: Their gradients. Clipping divides them in place.
-            first: Their running means of gradients, updated in place.
-            second: Their running means of squared gradients, updated in place.
+            weights: The tensors to update, in place.
+            gradients: The gradient of each tensor. Clipping divides them in place.
+            first: The running mean of each tensor's gradients, updated in place.
+            second: The running mean of each tensor's squared gradients, updated in place.
             learning_rate: The learning rate.
-            weight_decay: Share of a weight that is subtracted, times the learning rate.
-            num_updates: Number of updates, this one included, for the bias correction.
+            weight_decay: Learning rate * weight_decay is the share of each weight that is
+                subtracted.
+            num_updates: Number of updates, this one included. The bias correction depends on it.
             divisor: Scalar tensor by which clipping divides the gradients; None means no clipping.
         """
         if not weights:

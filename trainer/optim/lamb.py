@@ -1,16 +1,17 @@
 """Updates weights by LAMB (You et al. 2020, algorithm 2).
 
 Trust ratios are those of whole tensors, however ZeRO splits them. The rest is as in NVIDIA's BERT:
-the gradient is first clipped by its global norm, both means are bias-corrected, tensors without
-weight decay (biases, LayerNorm) take Adam's step, and no ratio is clamped. `timm.optim.Lamb` does
-the same in one process with bias_correction, grad_averaging and max_grad_norm=1.0, and with
-trust_clip and always_adapt off.
+the gradient is first clipped by its global norm, both running means are bias-corrected by default,
+tensors without weight decay (biases, LayerNorm) take Adam's step, and no ratio is clamped.
+`timm.optim.Lamb` does the same in one process with bias_correction, grad_averaging and
+max_grad_norm=1.0, and with trust_clip and always_adapt off.
 
-The update depends on clipping, and clipping depends on the gradient's norm, which needs an
-all-reduce. The norms of the update need another all-reduce. To save it, the update is computed as
-if the gradient were not clipped, and one all-reduce adds up the norms of the gradient and of this
-update. If the gradient has to be clipped after all, this guess is dropped, and a second all-reduce
-adds up the norms of the right update.
+Under ZeRO with several ranks, the norm of the gradient needs an all-reduce, and the norms of the
+update need another. The second one has to wait for the first, because the update depends on whether
+the gradient is clipped. To save an all-reduce, the update is first computed as if the gradient were
+not clipped. One all-reduce then adds up the norms of the gradient and of this guessed update. If
+the gradient has to be clipped after all, the guess is dropped, the right update is computed, and a
+second all-reduce adds up its norms.
 """
 
 from typing import Any, NamedTuple
@@ -22,13 +23,13 @@ from trainer.optim.adamw import AdamW
 
 
 class _Proposal(NamedTuple):
-    """An update that has been computed but not made.
+    """An update that has been computed but not yet applied to the weights.
 
     Attributes:
-        moments: The running means of gradients and of squared gradients after it, as one tensor per
-            fragment each.
-        updates: What it adds to the weights, but for learning rate and trust ratio; one tensor per
-            fragment.
+        moments: The running means of gradients, and those of squared gradients, as they are after
+            the update. Both lists have one tensor per fragment.
+        updates: One tensor per fragment. Learning rate * trust ratio * this tensor is added to the
+            weights.
     """
 
     moments: tuple[list[Tensor], list[Tensor]]
@@ -36,10 +37,12 @@ class _Proposal(NamedTuple):
 
 
 class Lamb(AdamW):
-    """Moves each tensor along Adam's direction with decay, by a step in proportion to its own norm.
+    """Updates weights by LAMB, which scales the update of each tensor by a trust ratio.
 
-    The trust ratio is the norm of the weights over the norm of the update. It is 1 for tensors that
-    do not decay, and if one of the norms is 0.
+    The update is that of Adam with weight decay. The trust ratio of a tensor is the norm of its
+    weights divided by the norm of its update, so that the length of a step is in proportion to the
+    norm of the weights. The ratio is 1 for tensors without weight decay, and if one of the norms is
+    0.
 
     Attributes:
         trust_ratios_P: The trust ratios of the last update, fp32 [P].
@@ -53,7 +56,10 @@ class Lamb(AdamW):
         self._guess: tuple[_Proposal, Tensor] | None = None
 
     def metrics(self) -> dict[str, float]:
-        """Returns the least, median and largest trust ratio of the tensors that decay."""
+        """Returns the least, median and largest trust ratio of the tensors with weight decay.
+
+        The keys are "trust_ratio_min", "trust_ratio_median" and "trust_ratio_max".
+        """
         ratios = self.trust_ratios_P.cpu()[self.decays_P]  # one wait for a device
         return {
             "trust_ratio_min": float(ratios.min()),
@@ -62,10 +68,11 @@ class Lamb(AdamW):
         }
 
     def _measure(self, gradients: list[Tensor]) -> Tensor:
-        """Returns the squared norms of the gradient before clipping, fp32 [P].
+        """Returns the squared norm of each parameter's gradient before clipping, fp32 [P].
 
-        With several ranks it also computes the update as if nothing were clipped, so that one
-        all-reduce adds up the norms of both.
+        If norms need an all-reduce, it also computes the update as if the gradient were not
+        clipped, and keeps this update and its norms in `_guess`. The same all-reduce adds up the
+        norms of the gradient, the weights and the update.
         """
         self._guess = None
         if not self.asks_other_ranks:
@@ -77,7 +84,11 @@ class Lamb(AdamW):
         return norms[0]
 
     def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
-        """Makes the guessed update, or computes the right one if the gradient is clipped."""
+        """Updates the weights by LAMB.
+
+        It applies the update that `_measure` guessed. If there is no guess, or if the guess is
+        wrong because the gradient is clipped, it computes the update.
+        """
         guess = None if self.is_clipped else self._guess
         self._guess = None
         weights = self.views("fp32")
@@ -105,12 +116,13 @@ class Lamb(AdamW):
         num_updates: int,
         divisor: Tensor | None,
     ) -> _Proposal:
-        """Updates two running means in place, and returns the update that they give.
+        """Computes an update from the gradients, without changing the weights.
 
         Args:
-            first: Running means of gradients, one tensor per fragment.
-            second: Running means of squared gradients, one tensor per fragment.
-            gradients: One tensor per fragment.
+            first: Running means of gradients, one tensor per fragment. They are updated in place,
+                and are in the result.
+            second: Running means of squared gradients, likewise.
+            gradients: One tensor per fragment. Clipping divides them in place.
             num_updates: Number of updates, this one included.
             divisor: Scalar tensor by which clipping divides the gradients; None means no clipping.
         """
@@ -124,7 +136,12 @@ class Lamb(AdamW):
         return _Proposal((first, second), updates)
 
     def _trust_ratios(self, weight_norms_P: Tensor, update_norms_P: Tensor) -> Tensor:
-        """Returns the trust ratio of each parameter, fp32 [P]."""
+        """Returns the trust ratio of each parameter, fp32 [P].
+
+        Args:
+            weight_norms_P: The norm of each parameter's weights.
+            update_norms_P: The norm of each parameter's update, without learning rate.
+        """
         if self._decays_P.device != weight_norms_P.device:
             self._decays_P = self.decays_P.to(weight_norms_P.device)
         is_scaled_P = self._decays_P & (weight_norms_P > 0) & (update_norms_P > 0)

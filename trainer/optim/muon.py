@@ -1,18 +1,19 @@
 """Updates the matrices of layers by Muon (Jordan et al. 2024), and all other weights by AdamW.
 
-A matrix moves along its Nesterov momentum, made nearly orthogonal by five steps of Newton-Schulz.
-The update is scaled to the root mean square of AdamW's (Moonlight, arXiv 2502.16982, section 2.2),
-so that learning rates and weight decay carry over. The gradient is first clipped by its global
-norm. Query, key and value are separate matrices. `torch.optim.Muon` does the same, in bf16, with
-adjust_lr_fn="match_rms_adamw".
+The update of a matrix is the Nesterov momentum of its gradients, which five steps of Newton-Schulz
+make nearly orthogonal. The update is scaled to the root mean square of a typical update of AdamW
+(Moonlight, arXiv 2502.16982, section 2.2), so that AdamW's learning rates and weight decay can be
+used. The gradient is first clipped by its global norm. Query, key and value are separate matrices.
+`torch.optim.Muon` does the same, in bf16, with adjust_lr_fn="match_rms_adamw".
 
 Products are always in fp32. In bf16 losses would depend on the number of ranks: another order of
 sums changes a gradient by 1e-7, which changes an update in bf16 by 0.4 to 1.4 %, in fp32 by 2e-5.
 
-The borders of ZeRO's partitions cut at most world_size - 1 matrices. Only the ranks that hold parts
-of such a matrix exchange them. Each of these ranks computes the whole update, and takes its part.
-Therefore all parameters form one bucket, whose gradients are sent after the last backward pass:
-with a bucket per layer, borders would cut nearly every matrix, and several ranks would compute it.
+ZeRO partitions one bucket of parameters at world_size - 1 borders, and each border can cut one
+matrix. The ranks that hold parts of a cut matrix exchange these parts. Each of them computes the
+update of the whole matrix, and applies it to its own part. Therefore all parameters form a single
+bucket, whose gradients are sent after the last backward pass. With one bucket per layer, borders
+would cut nearly every matrix, and several ranks would repeat the work for each.
 """
 
 import itertools
@@ -41,9 +42,10 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 
 
 class Muon(AdamW):
-    """Muon for the matrices of layers, AdamW for all other parameters.
+    """Updates the matrices of layers by Muon, and all other parameters by AdamW.
 
-    It has AdamW's states. For matrices the first one is the momentum, and the second stays zero.
+    It keeps the states of AdamW. For matrices of layers, "exp_avg" is the momentum, and
+    "exp_avg_sq" stays zero.
     """
 
     bucket_elements = sys.maxsize
@@ -58,7 +60,7 @@ class Muon(AdamW):
         }
 
     def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
-        """Moves matrices of layers by Muon, and all other parameters by AdamW."""
+        """Updates matrices of layers by Muon, and all other parameters by AdamW."""
         learning_rate: float = self.param_groups[0]["lr"]
         weights = self.views("fp32")
         first = self.views("exp_avg")
@@ -98,9 +100,11 @@ class Muon(AdamW):
 
     @cached_property
     def _shared(self) -> list[list[Fragment]]:
-        """The parts, on every rank, of the matrices that this rank shares with other ranks.
+        """The fragments of all matrices that this rank holds in part only.
 
-        There is one list per rank, in the order of ranks.
+        There is one list per rank, in the order of ranks: the fragments of these matrices that the
+        rank holds, this rank included. All ranks must read this attribute together for the first
+        time, because its computation exchanges fragments.
         """
         fragments_of_ranks = [self.fragments] * torch.distributed.get_world_size()
         torch.distributed.all_gather_object(fragments_of_ranks, self.fragments)
@@ -118,11 +122,15 @@ class Muon(AdamW):
     def _gather(self, mine: dict[int, Tensor]) -> dict[int, list[Tensor]]:
         """Exchanges parts of matrices with the ranks that hold the other parts.
 
+        All ranks call it together.
+
         Args:
-            mine: This rank's part of each matrix, by the index of the parameter.
+            mine: By the index of each matrix among the parameters, the part of it that this rank
+                holds, flattened.
 
         Returns:
-            All parts of each of these matrices, in order, by the index of the parameter.
+            By the same indices, all parts of the matrix. They follow each other in the flattened
+            matrix.
         """
         parts = {index: [part] for index, part in mine.items()}
         if not self.asks_other_ranks:
@@ -147,10 +155,10 @@ class Muon(AdamW):
 
 
 def orthogonalise(matrix: Tensor) -> Tensor:
-    """Returns a nearly orthogonal matrix with the singular vectors of a matrix.
+    """Returns the nearly orthogonal matrix that has the same singular vectors as a matrix.
 
-    Of the singular value decomposition U S V^T it keeps U and V^T, and makes the singular values
-    0.7 to 1.2.
+    If the singular value decomposition of the matrix is U S V^T, the result is U D V^T, where the
+    values on the diagonal of D are from 0.7 to 1.2.
     """
     a, b, c = COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]

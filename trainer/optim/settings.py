@@ -47,21 +47,24 @@ class OptimizerSettings:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The learning rate of every step: a warm-up, then a decay.
+    """The learning rate of every step of a phase: a warm-up, then a decay.
 
-    By default both are linear (BERT paper, appendix A.2), as in Hugging Face's
-    `get_linear_schedule_with_warmup`. google-research/bert and NVIDIA draw the decay from step 0
-    instead (`decay_start` 0). The logarithmic warm-up and the cosine are those of DeepSpeed's
+    By default the rate rises linearly from 0 to `peak_lr`, and then falls linearly to 0 (BERT
+    paper, appendix A.2), as in Hugging Face's `get_linear_schedule_with_warmup`. In
+    google-research/bert and NVIDIA's BERT, the line of the decay begins with `peak_lr` at step 0,
+    and the warm-up replaces its beginning (`decay_start` 0): the rate then jumps below `peak_lr`
+    at the end of the warm-up. The logarithmic warm-up and the cosine are those of DeepSpeed's
     WarmupLR, WarmupDecayLR and WarmupCosineLR: `learning_rate(n)` is their rate at iteration n.
 
     Attributes:
         steps: Number of steps of the phase.
-        warmup_steps: Number of steps of the warm-up; the step after it has peak_lr.
-        peak_lr: The learning rate after the warm-up.
+        warmup_steps: Number of steps of the warm-up.
+        peak_lr: The learning rate at which the warm-up ends and the decay begins.
         end_lr: The rate at the end of the decay. A polynomial reaches it one step after the last
             update, a cosine at the last update.
-        power: Exponent of the polynomial; 0 keeps peak_lr.
-        decay_start: The step from which the decay is drawn; None means the end of the warm-up.
+        power: Exponent of the polynomial; 1 makes it a line, and 0 keeps peak_lr.
+        decay_start: The step at which the curve of the decay begins, counted from 0; None means the
+            end of the warm-up.
         start_lr: The rate of the first step of a warm-up.
         warmup_form: How the rate grows: linear in the step, or in the logarithm of the step.
         decay_form: How the rate falls: as a polynomial, or as half a cosine.
@@ -81,8 +84,8 @@ class Schedule:
         """Returns the learning rate of one update.
 
         Args:
-            step: The number of updates before it, so 0 for the first. It may be a fraction if the
-                run is limited by time.
+            step: The number of updates of the phase before this one, so 0 for the first. It may be
+                a fraction if the run is limited by time.
         """
         if step < self.warmup_steps:
             return self._growing(step)

@@ -1,10 +1,13 @@
-"""The base class of all optimizers, which updates the weights that this rank owns.
+"""Defines the base class of all optimizers, which updates the weights that this rank owns.
 
-Under ZeRO, DeepSpeed gives a rank flat fp32 partitions of the weights. Clipping, norms of single
-tensors and weight decay need to know where parameters are in it: a `Fragment` is the part of a
-parameter in the partition. Under ZeRO-1 and 2 there is a partition for each bucket of parameters
-whose gradients are sent together (trainer/engine/gradients.py). One `step` updates all of them,
-because the global norm needs all gradients.
+Under ZeRO, DeepSpeed gives each rank flat fp32 partitions of the weights: one-dimensional tensors
+that hold parts of many parameters, one after another. Norms of single parameters and weight decay
+need to know where each parameter is in a partition. A `Fragment` is the part of one parameter that
+is in a partition of this rank.
+
+Under ZeRO-1 and 2 the parameters form buckets, and the gradients of a bucket are sent together
+(trainer/engine/gradients.py). A rank has one partition of each bucket. A single call of `step`
+updates the partitions of all buckets, because clipping needs the norm of the whole gradient.
 """
 
 import inspect
@@ -64,16 +67,20 @@ def decays(name: str, parameter: Tensor) -> bool:
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """Clips the gradient to a global norm; subclasses say how weights move.
+    """Clips the gradient to a global norm, and leaves it to subclasses how weights move.
+
+    P is the number of parameters that are not frozen.
 
     Attributes:
-        state_names: Names of the states that a subclass keeps for each weight, in fp32.
+        state_names: Names of the states that a subclass keeps for each weight, in fp32, such as the
+            running mean of its gradients.
         bucket_elements: The most elements whose gradients are sent together; None leaves it to the
             engine.
-        settings: The settings of the run.
+        settings: The settings of the optimizer.
         decays_P: Whether weight decay applies to each parameter, bool [P] on the CPU.
-        norm_limit: A gradient whose norm is not below this changes nothing.
-        num_updates: Number of updates so far.
+        norm_limit: The bound for the norm of the whole gradient. `step` changes no weight if the
+            norm is this large or larger, or NaN. It is infinite until the caller sets it.
+        num_updates: Number of updates since the beginning, or since the last `reset`.
         is_clipped: Whether the gradient of the last update was clipped.
         grad_squared_norms_P: Squared norms of the last gradient before clipping, fp32 [P].
         grad_norm: Norm of the whole last gradient before clipping, the same on every rank.
@@ -92,7 +99,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
         Args:
             parameters: The parameters with their names. Frozen ones are left out.
-            settings: The settings of the run; None takes the defaults.
+            settings: The settings of the optimizer; None takes the defaults.
         """
         self.settings = settings or OptimizerSettings()
         self._parameters = {
@@ -118,10 +125,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return list(self._parameters.values())
 
     def regroup(self, groups: Sequence[Sequence[Parameter]]) -> None:
-        """Puts the parameters into groups, which DeepSpeed then partitions one by one.
+        """Puts the parameters into groups, before DeepSpeed starts.
+
+        DeepSpeed partitions each group by itself, so every rank gets one partition per group.
 
         Args:
-            groups: Each of the P parameters once.
+            groups: The parameters of each group. Every parameter of `parameters` must be in exactly
+                one group.
         """
         [whole] = self.param_groups
         self.param_groups = [{**whole, "params": list(parameters)} for parameters in groups]
@@ -135,7 +145,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @property
     def is_partitioned(self) -> bool:
-        """Whether ZeRO has replaced the parameters by this rank's partition of them."""
+        """Whether `owned` holds partitions that ZeRO made, and not the parameters themselves."""
         parameters = self._parameters.values()
         is_mapped = any(hasattr(parameter, "_hp_mapping") for parameter in parameters)
         return is_mapped or self._partitions is not None
@@ -147,13 +157,20 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @property
     def asks_other_ranks(self) -> bool:
-        """Whether norms of whole tensors need an all-reduce: ZeRO is on, with several ranks."""
+        """Whether norms of whole parameters need an all-reduce.
+
+        They need it if ZeRO partitions the weights over several ranks.
+        """
         return self.is_partitioned and torch.distributed.get_world_size() > 1
 
     def adopt(self, partitions: Sequence[Tensor]) -> None:
-        """Takes the partition that ZeRO-3 lets this rank update.
+        """Makes this rank's partition under ZeRO-3 the tensor that the optimizer updates.
 
-        ZeRO-3 puts it into `param_groups` during a step only.
+        ZeRO-1 and 2 put their partitions into `param_groups`, where `owned` finds them. ZeRO-3 does
+        so during a step only, so the engine hands its partition over by this method.
+
+        Args:
+            partitions: The partition, as a list of one flat fp32 tensor.
         """
         assert len(partitions) == 1, "clipping needs all parameters in one sub-group"
         self._partitions = list(partitions)
@@ -169,9 +186,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def tensors(self, name: str) -> list[Tensor]:
         """Returns a state, or the weights, as tensors of the shapes of `owned`.
 
+        A state that does not exist yet is created and filled with zeros.
+
         Args:
-            name: One of `state_names`, or "fp32" for the weights. A state that does not exist yet
-                is made, of zeros.
+            name: One of `state_names`, or "fp32" for the weights.
         """
         if name == "fp32":
             return self.owned
@@ -196,7 +214,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @cached_property
     def index(self) -> Tensor:
-        """Index of the parameter of each fragment, int64 on the device."""
+        """The field `index` of each fragment, int64 on the device."""
         indices = [fragment.index for fragment in self.fragments]
         return torch.tensor(indices, dtype=torch.int64, device=self.owned[0].device)
 
@@ -216,17 +234,22 @@ class ShardedOptimizer(torch.optim.Optimizer):
             group["lr"] = learning_rate
 
     def carry(self, sums: Tensor) -> None:
-        """Adds sums over ranks in the next step's all-reduce, so that they need none of their own.
+        """Lets the all-reduce of the next `step` also add up some sums of the caller over ranks.
+
+        This saves an all-reduce for the sums alone. Call `has_arrived` after the step to learn
+        whether they were added up.
 
         Args:
-            sums: A float64 tensor, which the next step overwrites with the totals over all ranks.
+            sums: The sums of this rank, a float64 tensor on the device. The step overwrites it with
+                the totals over all ranks.
         """
         self._carried = sums
 
     def has_arrived(self) -> bool:
-        """Returns whether the sums of the last `carry` were added up over ranks, and forgets them.
+        """Returns whether the sums given to the last `carry` have become totals over all ranks.
 
-        They were not if no step has made an all-reduce since.
+        They have not if no `step` has made an all-reduce since, as without ZeRO or with one rank.
+        Then the optimizer forgets the sums, and the caller has to add them up itself.
         """
         has_arrived = self._carried is None
         self._carried = None
@@ -236,7 +259,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Clips the gradient and updates the weights.
 
-        It changes nothing if the gradient's norm is not finite or not below `norm_limit`.
+        No weight, state or `num_updates` changes if the norm of the gradient is not below
+        `norm_limit`, or is not finite. Either way `grad_norm` and `grad_squared_norms_P` are set.
         """
         assert closure is None, "DeepSpeed passes no closure"
         whole = [
@@ -258,15 +282,17 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def squared_norms(self, *pieces: Sequence[Tensor]) -> Tensor:
-        """Returns squared L2 norms of whole parameters, over the parts of all ranks.
+        """Returns squared L2 norms of whole parameters, added up over the parts of all ranks.
 
-        All norms take one all-reduce together.
+        One all-reduce adds up all norms, whatever the number of lists.
 
         Args:
-            pieces: One or several lists of tensors, each in the order of `fragments`.
+            pieces: One or several lists of tensors, such as gradients and weights. Each list has
+                one tensor per fragment, in the order of `fragments`.
 
         Returns:
-            fp32 [P] for one list, [number of lists, P] for several.
+            The squared norm for each parameter: fp32 [P] for one list, [number of lists, P] for
+            several.
         """
         norms = torch.zeros(len(pieces), len(self._parameters), device=self.index.device)
         if self.fragments:
@@ -287,7 +313,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return [fragment.of(tensors) for fragment in self.fragments]
 
     def _measure(self, gradients: list[Tensor]) -> Tensor:
-        """Returns the squared norms of the gradient before clipping, fp32 [P]; changes no weight.
+        """Returns the squared norm of each parameter's gradient before clipping, fp32 [P].
+
+        It changes no weight and no state. `step` calls it before `_update`.
 
         Args:
             gradients: One tensor per fragment.
@@ -295,7 +323,9 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return self.squared_norms(gradients)
 
     def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
-        """Moves the weights.
+        """Updates the weights and the states; each subclass defines how.
+
+        `num_updates` already counts this update.
 
         Args:
             gradients: One tensor per fragment, before clipping. They may be overwritten.
@@ -323,9 +353,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 yield Fragment(name, index, whole.start, whole.numel, owner, partition.start, decay)
 
     def _find_zero3_fragments(self, partition: Tensor) -> Iterable[Fragment]:
-        """Yields this rank's parts under ZeRO-3, which cuts every parameter into one part per rank.
+        """Yields the parts of parameters that this rank updates under ZeRO-3.
 
-        The parts of a parameter have one size; the last ones may be padded or empty.
+        ZeRO-3 cuts every parameter into one part per rank, all of one size. If the parameter does
+        not fill them, the last parts end with padding or have nothing but padding. Fragments
+        exclude the padding.
+
+        Args:
+            partition: This rank's partition: its parts of all parameters, in order.
         """
         rank = torch.distributed.get_rank()
         offset = 0
