@@ -1,1 +1,1 @@
-"""Before a run: its plan, `doctor` for every node, the speed of its stream (docs/watching.md)."""
+"""Examines a run before it starts: `plan` estimates its cost, and `doctor` checks every node."""

@@ -1,13 +1,17 @@
 """Computes what the ranks send to each other in a step, and how long that takes.
 
-Ranks form a ring, as NCCL and Gloo arrange them for large tensors. A reduce-scatter or an
-all-gather of n bytes is one trip around it: every one of N ranks sends (N - 1) / N * n bytes to its
-neighbour. An all-reduce is both, two trips. The ring leaves and enters every node once, so that the
-links between nodes carry what one rank sends, and the links within a node carry the same.
+Ranks form a ring, as NCCL and Gloo arrange them for large tensors. One trip around the ring is a
+reduce-scatter or an all-gather: if the tensor has n bytes, each of the N ranks sends (N - 1) / N *
+n bytes to its neighbour. An all-reduce is a reduce-scatter and an all-gather, and so takes two
+trips.
 
-Time follows the alpha-beta model: a trip takes alpha, which depends on the number of ranks alone,
-and beta for every byte. Alpha is that of NCCL's own model (src/graph/tuning.cc, the ring with the
-protocol Simple), beta that of the slower kind of link.
+The ring leaves each node once and enters it once. So a link between two nodes carries as many bytes
+as a link between two ranks of a node: those that one rank sends.
+
+The time of a trip follows the alpha-beta model. It is alpha + beta * bytes, with the bytes that one
+rank sends. Alpha depends on the number of ranks alone, and is taken from NCCL's own model
+(src/graph/tuning.cc, the ring with the protocol Simple). Beta is the time per byte on the slower of
+the two kinds of link.
 """
 
 import math
@@ -36,7 +40,7 @@ class Link:
 
     Attributes:
         gigabits: Gbit/s of one port in one direction.
-        ports: Number of ports of a node; 0 for one port for every GPU.
+        ports: Number of ports of a node; 0 means that a node has as many ports as GPUs.
         description: The link in words.
     """
 
@@ -94,14 +98,16 @@ def parse_link(text: str) -> Link | None:
 
 @dataclass(frozen=True)
 class Wire:
-    """The ring of a run's ranks.
+    """The ring that the ranks of a run form.
 
     Attributes:
         ranks: Number of ranks.
         nodes: Number of nodes.
-        bytes_per_second: What a rank, or a node, can send in one direction: the least of the
-            links. Infinite if no rate is known, as between processes on one CPU.
-        trip_seconds: Seconds of a trip around the ring without a byte.
+        bytes_per_second: Bytes per second that travel from one rank of the ring to the next,
+            limited by the slowest kind of link in it. Infinite if no rate is known, as between
+            processes on one CPU.
+        trip_seconds: Seconds that a trip around the ring takes however little is sent: alpha in the
+            model above.
         description: The links in words.
     """
 
@@ -113,17 +119,19 @@ class Wire:
 
 
 def join_ranks(link_name: str, gpu_name: str, gpu: Gpu, ranks: int, node_size: int) -> Wire:
-    """Returns the ring of some ranks.
+    """Returns the ring that the ranks of a run form.
 
     Args:
         link_name: The link between nodes, as `parse_link` takes it.
         gpu_name: Name of the GPU, for messages.
-        gpu: The GPU, which has the link within a node.
+        gpu: The GPU's data sheet, which names the link within a node.
         ranks: Number of ranks.
-        node_size: The most ranks of a node. A single node may have fewer.
+        node_size: Number of ranks that fill a node. If there are no more ranks than that, they
+            share a single node.
 
     Raises:
-        ValueError: There is no such link, the GPU has no NVLink, or a node would not be full.
+        ValueError: There is no such link; or the link is NVLink and the GPU has none; or several
+            nodes are needed and `ranks` is not a multiple of `node_size`.
     """
     link = parse_link(link_name)
     if link is None and gpu.peers != "NVLink":
@@ -167,7 +175,8 @@ class Traffic:
         weight_bytes: Bytes of weights.
         gradient_trips: Trips around the ring that gradients take.
         weight_trips: Trips around the ring that weights take.
-        buckets: Number of parts that the gradients of all parameters are sent in.
+        buckets: Number of buckets. The parameters are divided into these, and the gradients of a
+            bucket are sent together.
         overlaps: Whether gradients travel while the last backward pass of the step computes.
     """
 
@@ -196,20 +205,21 @@ def count_traffic(
 ) -> Traffic:
     """Returns what a rank sends in a step.
 
-    For every parameter a rank sends so many bytes, times (N - 1) / N:
+    The step has k micro-batches, and there are N ranks. The table gives the bytes that a rank sends
+    for each parameter, before they are multiplied by (N - 1) / N:
 
         stage   gradients, always in fp32           weights
-        0       8       all-reduced once            none: every rank updates all of them
-        1, 2    4       reduce-scattered once       4 in fp32, 2 in bf16, gathered once
-        3       4 k     reduce-scattered k times    8 k in fp32, 4 k in bf16, gathered twice in each
+        0       8    all-reduced once               none: every rank updates all of them
+        1, 2    4    reduce-scattered once          4 in fp32, 2 in bf16; gathered once
+        3       4 k  reduce-scattered k times       8 k in fp32, 4 k in bf16; gathered 2 k times
 
-    Gloo, by which ranks on CPUs talk, makes an all-reduce of every reduce-scatter, and so sends
-    these gradients twice.
+    With Gloo, over which ranks on CPUs talk, a reduce-scatter is carried out as an all-reduce. The
+    gradients of stages 1 to 3 then take twice the bytes of the table.
 
-    Here k is the number of micro-batches of the step. What is reduced or gathered at once is a
-    bucket, and each bucket is a trip, or two if it is all-reduced. Under ZeRO-0 to 2 the buckets
-    travel during the last backward pass (trainer/engine/gradients.py). Muon has a single one under
-    ZeRO-1 and 2, which travels afterwards.
+    Parameters are sent in buckets. A bucket that is reduce-scattered or gathered takes one trip
+    around the ring, and a bucket that is all-reduced takes two. Under ZeRO-0 to 2 the buckets of
+    gradients travel during the last backward pass (trainer/engine/gradients.py). Muon under ZeRO-1
+    and 2 is the exception: all parameters are one bucket, which travels after that pass.
 
     Args:
         config: The model.
@@ -301,5 +311,11 @@ def time_step(
 
 
 def _seconds(wire: Wire, num_bytes: float, trips: int) -> float:
-    """Returns the seconds of some trips around the ring in which a rank sends some bytes."""
+    """Returns the time of some trips around the ring.
+
+    Args:
+        wire: The ring.
+        num_bytes: Bytes that one rank sends in all these trips together.
+        trips: Number of trips.
+    """
     return trips * wire.trip_seconds + num_bytes / wire.bytes_per_second

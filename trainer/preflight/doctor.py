@@ -73,7 +73,9 @@ def examine(settings: DoctorSettings) -> tuple[str, int]:
 
 
 def describe_precision(settings: DoctorSettings, device: Device) -> Iterator[str]:
-    """Yields a line about the precision of a new run, if the device decides about it.
+    """Yields the line that a new run would print about its precision; nothing if it prints none.
+
+    A run prints one if the precision or the compilation was left open and the GPU decides.
 
     Args:
         settings: The settings of the run.
@@ -85,7 +87,10 @@ def describe_precision(settings: DoctorSettings, device: Device) -> Iterator[str
 
 
 def look_around(settings: DoctorSettings, ranks: Ranks) -> Findings:
-    """Examines this rank. If something cannot be read or written, a fault is noted, not raised."""
+    """Examines this rank: its software, its data, and whether it can write its output.
+
+    What cannot be read or written is noted in `Findings.faults`; it raises nothing.
+    """
     data: list[str] = []
     faults: list[str] = []
     advice = "give the credentials on this node too"
@@ -101,7 +106,12 @@ def look_around(settings: DoctorSettings, ranks: Ranks) -> Findings:
 
 @contextlib.contextmanager
 def _noting(faults: list[str], what: str) -> Iterator[None]:
-    """Appends the error of the block, after the text `what`, to `faults` instead of raising it."""
+    """Turns an OSError or ValueError of a `with` block into a fault, instead of raising it.
+
+    Args:
+        faults: The list to which the fault is appended, as "WHAT: ERROR".
+        what: What the block could not do, with advice.
+    """
     try:
         yield
     except (OSError, ValueError) as error:
@@ -145,9 +155,14 @@ def format_findings(
 
 
 def _find_others(findings: Sequence[Findings], name: str, values: Sequence[str]) -> Iterator[str]:
-    """Yields a line for every rank whose value is not the most frequent one.
+    """Yields a line for every rank on which a fact differs from that of most ranks.
 
-    Among equally frequent values the one that comes first is taken as usual.
+    If several values are equally frequent, the first of them in the order of ranks is expected.
+
+    Args:
+        findings: The findings of the ranks to compare.
+        name: What the fact is called in the lines.
+        values: The value of the fact on each of these ranks.
     """
     for usual, count in Counter(values).most_common(1):
         for rank, value in zip(findings, values, strict=True):
@@ -202,7 +217,7 @@ def _write_url(settings: DoctorSettings) -> None:
 def _time_all_reduce(ranks: Ranks) -> float:
     """Returns the seconds of the quickest of five all-reduces.
 
-    A first one, which opens connections, is not counted.
+    Another all-reduce is made before these five and not timed, because it opens the connections.
     """
     num_bytes = _GPU_BYTES if ranks.device.type == "cuda" else _CPU_BYTES
     payload = torch.zeros(num_bytes // 4, device=ranks.device)

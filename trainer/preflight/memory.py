@@ -8,9 +8,10 @@ Let P be the bytes of all parameters in fp32, and N the number of ranks. A rank 
     checkpoint copies  the tensors that rank 0 writes, copied to the host at the start
 
 To this a step adds the memory of its fullest moment: the loss, the end of the backward pass, the
-reduction of gradients, or the update. Gradients are summed in fp32, in buckets that a rank frees
-when they have been sent under ZeRO-1 and 2 (trainer/engine/gradients.py). The bytes are those of
-the tensors, without the rounding of the allocator (tests/trainer/test_memory.py counts them).
+reduction of gradients, or the update. Gradients are summed in fp32, in buckets. Under ZeRO-1 and 2
+a rank frees each bucket when it has been sent (trainer/engine/gradients.py). All numbers are bytes
+of tensors; the allocator rounds them up a little. tests/trainer/test_memory.py compares them with
+the bytes of real tensors.
 """
 
 from dataclasses import dataclass
@@ -31,10 +32,6 @@ _FP32 = 4
 class Case:
     """The sizes that the memory of a rank depends on.
 
-    With several micro-batches, the gradients of the earlier ones stay in memory. On a CPU,
-    attention keeps its matrix of seq_len by seq_len, and the copies for checkpoints are in the same
-    memory as the model.
-
     Attributes:
         config: The model.
         ranks: Number of ranks.
@@ -42,11 +39,14 @@ class Case:
         optimizer: Name of the optimizer, "adamw", "lamb" or "muon".
         precision: Number format of the forward and backward passes.
         micro_tokens: The most tokens of a micro-batch.
-        seq_len: Tokens of the longest instance.
-        micro_batches: Micro-batches of a rank in one step.
+        seq_len: Tokens of the longest instance. It matters on CPUs only, where attention keeps
+            matrices of seq_len by seq_len.
+        micro_batches: Micro-batches of a rank in one step. If there are several, the gradients of
+            the earlier ones stay in memory during the later ones.
         recomputes: Whether activations are computed again in the backward pass.
         is_compiled: Whether the model is compiled.
-        is_cpu: Whether ranks compute on CPUs.
+        is_cpu: Whether ranks compute on CPUs. The copies for checkpoints are then in the same
+            memory as the model.
         masked_share: Share of the tokens that are predicted.
     """
 
@@ -80,7 +80,10 @@ class Case:
 
     @property
     def earlier(self) -> float:
-        """Bytes of the gradients that earlier micro-batches of the step leave in memory."""
+        """Bytes of the gradients that a step has summed over its micro-batches before the last one.
+
+        It is 0 if the step has a single micro-batch.
+        """
         if self.micro_batches == 1:
             return 0.0
         return self.part if self.zero_stage == 3 else self.whole
@@ -92,12 +95,14 @@ class Case:
 
 
 class Memory(NamedTuple):
-    """The memory of one rank, in bytes by name.
+    """The memory of one rank.
 
     Attributes:
-        held: Memory that is held throughout the run.
-        fullest: Name of the moment of a step that takes the most memory.
-        in_step: Memory that is added at this moment.
+        held: Bytes that are held throughout the run, by the names of what holds them, such as
+            "weights".
+        fullest: Name of the moment of a step that takes the most memory: "loss", "end of the
+            backward pass", "reduction" or "update".
+        in_step: Bytes that are added at this moment, by the names of what takes them.
     """
 
     held: dict[str, int]
@@ -118,12 +123,12 @@ def count_memory(case: Case) -> Memory:
 
 
 def _rounded(terms: dict[str, float]) -> dict[str, int]:
-    """Returns whole bytes by name, without the terms that are 0."""
+    """Rounds each term of a sum of memory to whole bytes, and leaves out terms of 0 bytes."""
     return {name: round(size) for name, size in terms.items() if size}
 
 
 def _held(case: Case) -> dict[str, float]:
-    """Returns the bytes that a rank holds throughout, by name."""
+    """Returns the bytes that a rank holds throughout a run, by the names in the module's table."""
     weights = case.value_bytes * num_parameters(case.config)
     is_apart = case.zero_stage > 0 or case.precision == "bf16"
     # A checkpoint has both running means, and fp32 weights unless the model's own are fp32.
@@ -161,9 +166,10 @@ def activation_bytes(case: Case) -> int:
 
 
 def _loss(case: Case) -> dict[str, float]:
-    """Returns the bytes at the loss: all activations, and the logits.
+    """Returns the bytes that a step adds when the loss is computed, by name.
 
-    The logits are in memory three times, or twice if the model is compiled.
+    All activations are in memory then. The logits are there three times, or twice if the model is
+    compiled.
     """
     masked = 1.0 if case.config.is_causal else case.masked_share
     logit = case.value_bytes if case.is_compiled else _FP32  # plain passes copy logits to fp32
@@ -173,10 +179,14 @@ def _loss(case: Case) -> dict[str, float]:
 
 
 def _reduction(case: Case) -> dict[str, dict[str, float]]:
-    """Returns the bytes at the end of the backward pass, and during the reduction after it.
+    """Returns the bytes that a step adds at two of its moments: moment, then name, then bytes.
 
-    The gradient of the embedding is computed last. The gradients of the decoder and of the lookup
-    and their sum are then in memory together.
+    The moments are "end of the backward pass", and the "reduction" of gradients over the ranks that
+    follows it.
+
+    The gradient of the word embedding is computed last. The embedding is used twice in the model,
+    for the lookup of the input tokens and in the decoder. So at the end of the backward pass three
+    tensors of its size are in memory: the gradient of each use, and their sum.
     """
     tied = case.config.vocab_size * case.config.hidden_size
     if case.zero_stage == 3:
@@ -198,11 +208,13 @@ def _reduction(case: Case) -> dict[str, dict[str, float]]:
 
 
 def _last_bucket(case: Case, tied: int) -> float:
-    """Returns the bytes of the bucket that is sent last, which has the embedding.
+    """Returns the bytes of the bucket of gradients that is sent last.
+
+    It has the gradient of the word embedding, which is computed last.
 
     Args:
         case: The sizes.
-        tied: Number of elements of the embedding of words.
+        tied: Number of elements of the word embedding.
     """
     if case.optimizer == "muon":
         return case.whole
@@ -210,14 +222,14 @@ def _last_bucket(case: Case, tied: int) -> float:
 
 
 def _reduction_of_zero3(case: Case, tied: int) -> dict[str, dict[str, float]]:
-    """Returns what `_reduction` does under ZeRO-3.
+    """Returns the result of `_reduction` for ZeRO-3.
 
-    DeepSpeed copies gradients into a flat buffer while they are still in memory, beside the bucket
-    in which they were collected.
+    DeepSpeed collects gradients in a bucket, and copies them into a flat buffer of the same size to
+    reduce them. Both are in memory during the reduction.
 
     Args:
         case: The sizes.
-        tied: Number of elements of the embedding of words.
+        tied: Number of elements of the word embedding.
     """
     count = num_parameters(case.config)
     bucket = _FP32 * bucket_elements(count, tied)
@@ -234,11 +246,15 @@ def _reduction_of_zero3(case: Case, tied: int) -> dict[str, dict[str, float]]:
 
 
 def _update(case: Case) -> dict[str, float]:
-    """Returns the bytes during the update of the weights.
+    """Returns the bytes that a step adds while the optimizer updates the weights, by name.
 
-    Under ZeRO-3, DeepSpeed has a flat copy beside the gradients. LAMB has its updates, and on
-    several ranks also estimates of both running means. Muon holds its largest matrix four times. If
-    ranks share matrices, it holds four more: two that are sent and two that are received.
+    Every optimizer needs the gradients of the parameters that the rank updates. Added to these are:
+
+        AdamW        under ZeRO-3 a flat copy of these gradients, which DeepSpeed makes
+        LAMB         an update for each parameter, and on several ranks under ZeRO also estimates of
+                     both running means
+        Muon         its largest matrix four times; if the ranks share matrices under ZeRO, four
+                     times more, for two matrices that are sent and two that are received
     """
     if case.optimizer != "lamb":
         matrix = _FP32 * case.config.hidden_size * case.config.intermediate_size

@@ -51,18 +51,19 @@ _LARGEST_BATCH = 2**24
 class PhasePlan:
     """The estimated cost of one phase of a run.
 
-    Numbers about instances are means over the dataset's instances. Without a dataset every instance
-    is assumed to have the full length.
+    `lengths`, `flops` and `stored_bytes` are means over the instances of the main dataset. Without
+    a dataset every instance is assumed to have the full length.
 
     Attributes:
         phase: Settings of the phase, with its final number of steps.
-        lengths: Tokens, squared tokens and predicted tokens of one instance.
+        lengths: Number of tokens of one instance, its square, and the number of predicted tokens.
         flops: Floating-point operations of training on one instance.
         micro_batches: Micro-batches of a rank in a step.
         traffic: What a rank sends in a step.
-        step: A lower bound of the seconds of a step: of its arithmetic and of the wire.
-        stored_bytes: Bytes of shards for one instance; 0 without a dataset.
-        instances_a_pass: Instances in one pass of the mixture; 0 without a dataset.
+        step: The least time that a step can take, for arithmetic and for sending.
+        stored_bytes: Bytes that one instance takes in the shards; 0 without a dataset.
+        instances_a_pass: Instances of the whole mixture that are read during one pass over its main
+            dataset; 0 without a dataset.
         passes: Number of passes of the main dataset; 0 without a dataset.
     """
 
@@ -145,7 +146,11 @@ def plan_phase(
 
 
 def count_micro_batches(phase: Phase, lengths: Lengths, settings: PlanSettings) -> int:
-    """Returns the number of micro-batches of a rank in a step, as if instances were divisible."""
+    """Returns the number of micro-batches of a rank in a step.
+
+    It is the number of tokens of the rank's share divided by `micro_tokens`, rounded up. A run may
+    need one more, because an instance is never cut in two.
+    """
     tokens = phase.global_batch * lengths.tokens / settings.world_size
     return math.ceil(tokens / settings.micro_tokens)
 
@@ -171,7 +176,7 @@ def time_phase_step(
 
 
 def traffic_of(settings: PlanSettings, config: BertConfig, micro_batches: int) -> Traffic:
-    """Returns what a rank sends in a step of so many micro-batches."""
+    """Returns what a rank sends in a step that has `micro_batches` micro-batches on each rank."""
     ranks = settings.world_size
     return count_traffic(
         config,
@@ -197,16 +202,19 @@ def wire_of(settings: PlanSettings) -> Wire:
 def find_used_batch(
     phase: Phase, config: BertConfig, lengths: Lengths, settings: PlanSettings
 ) -> int | None:
-    """Returns the smallest batch with which the ranks wait less than a tenth of a step.
+    """Returns the smallest global batch that keeps the ranks busy.
+
+    They are busy if they wait for the wire during less than a tenth of a step.
 
     Args:
-        phase: The phase, whose own batch does not matter.
+        phase: The phase, whose own global_batch does not matter.
         config: The model.
         lengths: Lengths of one instance.
         settings: Settings of the run.
 
     Returns:
-        A number of instances that the ranks can share equally; None if no batch is large enough.
+        Instances of a step over all ranks, a multiple of their number; None if batches of up to
+        `_LARGEST_BATCH` instances are too small.
     """
 
     def is_used(instances_a_rank: int) -> bool:
@@ -232,7 +240,9 @@ def measure_lengths(block: Block) -> Lengths:
 def memory_case(
     settings: PlanSettings, config: BertConfig, phases: Sequence[PhasePlan], zero_stage: int
 ) -> Case:
-    """Returns the sizes that decide a rank's memory, for the phase that takes the most.
+    """Returns the sizes for which a run's memory is computed.
+
+    Each of them is the largest that some phase has, so that the result bounds all phases.
 
     Args:
         settings: Settings of the run.
@@ -343,7 +353,12 @@ def _check_batches(settings: PlanSettings) -> None:
 def _describe_wire(
     settings: PlanSettings, config: BertConfig, phases: Sequence[PhasePlan]
 ) -> Iterator[str]:
-    """Yields what a step sends, how long it computes and sends, and which batch uses the GPUs."""
+    """Yields lines about communication; none if there is a single rank.
+
+    They name the links, and say for each phase what a rank sends in a step and how long the step
+    computes, sends and waits. If a phase waits for a tenth of a step or more, a line names a global
+    batch with which it waits less.
+    """
     if settings.world_size == 1:
         return
     yield f"wire: {wire_of(settings).description}"
@@ -363,7 +378,13 @@ def _describe_wire(
 
 
 def _describe_bytes(settings: PlanSettings, num_trained: int, traffic: Traffic) -> str:
-    """Returns words on the bytes that a rank sends for each parameter, and when."""
+    """Returns a line that says how many bytes a rank sends for each parameter in phase 1, and when.
+
+    Args:
+        settings: Settings of the run.
+        num_trained: Number of parameters.
+        traffic: What a rank sends in a step of phase 1.
+    """
     ranks = settings.world_size
     sent = num_trained * (ranks - 1) / ranks
     gradients = f"{traffic.gradient_bytes / sent:g} bytes a parameter of gradients"
@@ -373,7 +394,11 @@ def _describe_bytes(settings: PlanSettings, num_trained: int, traffic: Traffic) 
 
 
 def _describe_batch(settings: PlanSettings, config: BertConfig, plan: PhasePlan) -> str:
-    """Returns words on the batch with which the ranks of a phase wait less than a tenth."""
+    """Returns the end of a line that begins with "phase 1 waits less".
+
+    It names the global batch from which on the ranks wait during less than a tenth of a step; or it
+    says what else helps, if no batch is large enough.
+    """
     found = find_used_batch(plan.phase, config, plan.lengths, settings)
     share = f"{_WAITING_SHARE:.0%}"
     if found is None:
@@ -390,7 +415,10 @@ def _milliseconds(seconds: float) -> str:
 
 
 def _describe_hours(settings: PlanSettings, config: BertConfig, mixture: Mixture) -> Iterator[str]:
-    """Yields a table of hours by number of ranks and link, if the settings ask for it."""
+    """Yields a table of the hours that the run takes; nothing unless `settings.compare` is given.
+
+    It has a row for each number of ranks in `compare`, and a column for each link between nodes.
+    """
     if not settings.compare:
         return
     links = [*([NVLINK] if GPUS[settings.gpu].peers == "NVLink" else []), *LINKS]
@@ -411,7 +439,10 @@ def _describe_hours(settings: PlanSettings, config: BertConfig, mixture: Mixture
 def _describe_memory(
     settings: PlanSettings, config: BertConfig, phases: Sequence[PhasePlan]
 ) -> Iterator[str]:
-    """Yields a table of the memory of a rank by ZeRO stage, and the terms of the chosen stage."""
+    """Yields a table of a rank's memory under each ZeRO stage that the run's settings allow.
+
+    Two lines after the table say what the memory of the chosen stage consists of.
+    """
     gpu = GPUS[settings.gpu]
     where = f"{settings.gpu} of {gpu.memory_gb} GB" if gpu.memory_gb else "a process's tensors"
     tokens = f"micro_tokens {settings.micro_tokens:,}"
@@ -431,12 +462,16 @@ def _describe_memory(
 
 
 def _terms(terms: Mapping[str, int]) -> str:
-    """Returns bytes by name as text, in gigabytes."""
+    """Returns bytes by name as text in gigabytes, such as "weights 0.44, moments 0.88"."""
     return ", ".join(f"{name} {size / 1e9:.2f}" for name, size in terms.items())
 
 
 def _describe_reading(settings: PlanSettings, phases: Sequence[PhasePlan]) -> Iterator[str]:
-    """Yields the bandwidth that each phase needs, and whether the passes suffice for it."""
+    """Yields a line for each phase about the rate at which all ranks read shards.
+
+    A warning follows if the phase does not need all passes of the dataset, or reads them more than
+    once. Without a dataset there are no lines.
+    """
     for number, each in enumerate(phases, start=1):
         if not each.stored_bytes:
             continue

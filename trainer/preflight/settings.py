@@ -18,8 +18,8 @@ class DoctorSettings(PretrainSettings):
     If checkpoint.url is given, every rank writes and removes a small object there.
 
     Attributes:
-        data: Datasets as pretrain takes them. Without any, doctor reads none, and in a plan every
-            instance counts as full.
+        data: Datasets as pretrain takes them. If none is given, doctor reads none, and plan takes
+            every instance to have the full length.
         output: The planned folder of the run, which is not made.
         phases: The phases of the training, which doctor does not look at.
     """
@@ -39,12 +39,14 @@ class PlanSettings(DoctorSettings):
         world_size: How many ranks train, each on a GPU or on CPUs.
         gpu: The GPU of a rank, known by its data sheet: TFLOP/s in bf16 and fp32, memory, and the
             link to the other GPUs of its node. Ranks on CPUs also need --peak_tflops.
-        node_size: Ranks of a node; more ranks than these must fill whole nodes.
+        node_size: Ranks of a full node. If there are more ranks than that, they must fill whole
+            nodes.
         link: The link between nodes: ndr is InfiniBand of 400 Gbit/s for every GPU; 400gbe and
             100gbe are Ethernet with one port for a node; nvlink joins all GPUs as if they were in
             one node. 4x100gbe means four ports for a node, and 25gbit or 100mbit is a rate of your
             own.
-        compare: Numbers of ranks, such as 1 8 64, whose hours a table shows for each link.
+        compare: Numbers of ranks, such as 1 8 64. A table shows how many hours the run takes with
+            each of them, for each link between nodes.
     """
 
     world_size: int = 8
@@ -69,7 +71,10 @@ class PlanSettings(DoctorSettings):
 
     @property
     def tflops(self) -> float:
-        """TFLOP/s that the user gave, or those of the GPU's data sheet in the run's precision."""
+        """TFLOP/s of a rank: `peak_tflops` if it is given, else those of the GPU's data sheet.
+
+        The data sheet's number is that for the run's precision.
+        """
         return self.peak_tflops or GPUS[self.gpu].peak_tflops(self.choice.precision)
 
     @property
