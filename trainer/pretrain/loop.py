@@ -50,13 +50,13 @@ STOPPING = "stopping after this step, saving; again leaves at once"
 class PhaseClock:
     """Decides the learning rate of each step of a phase, and when the phase ends.
 
-    Both depend on the number of steps made. If the run has a budget of hours, they depend on the
-    seconds that the phase has taken.
+    Both depend on the number of steps made. If the run has a budget of hours, they depend instead
+    on the seconds that the phase has taken.
 
     Attributes:
         phase: The phase.
-        budget_seconds: Seconds that the phase may take; None if its steps decide when it ends.
-        spent_seconds: Seconds of the phase that the run had spent when it was opened.
+        budget_seconds: Seconds that the phase may take; None if the run has no budget.
+        spent_seconds: Seconds that earlier launches of the run have spent in the phase.
     """
 
     phase: Phase
@@ -66,7 +66,10 @@ class PhaseClock:
 
     @property
     def elapsed_seconds(self) -> float:
-        """Seconds of the phase so far, validation and saving included; 0 if steps decide."""
+        """Seconds that the phase has taken so far, validation and saving included.
+
+        It is 0 if the run has no budget of hours, because nothing depends on it then.
+        """
         if self.budget_seconds is None:
             return 0.0
         return self.spent_seconds + time.monotonic() - self._began
@@ -74,12 +77,12 @@ class PhaseClock:
     def learning_rate(self, step: int, elapsed_seconds: float) -> float:
         """Returns the learning rate of the next step.
 
-        If time decides, a phase that has used a third of its seconds takes the learning rate that
-        its schedule has after a third of its steps.
+        With a budget of hours, time stands for steps: a phase that has used a third of its seconds
+        takes the learning rate that its schedule has after a third of its steps.
 
         Args:
-            step: Steps of the phase so far.
-            elapsed_seconds: Seconds of the phase so far.
+            step: Number of steps of the phase made so far.
+            elapsed_seconds: Seconds that the phase has taken so far.
         """
         if self.budget_seconds is None:
             return self.phase.schedule.learning_rate(step)
@@ -87,11 +90,11 @@ class PhaseClock:
         return self.phase.schedule.learning_rate(share * self.phase.steps)
 
     def ends(self, steps_made: int, elapsed_seconds: float) -> bool:
-        """Returns whether the phase ends after a step.
+        """Returns whether a step is the last one of its phase.
 
         Args:
-            steps_made: Steps of the phase, that step included.
-            elapsed_seconds: Seconds of the phase when the step began.
+            steps_made: Number of steps of the phase made so far, that step included.
+            elapsed_seconds: Seconds that the phase had taken when that step began.
         """
         if self.budget_seconds is None:
             return steps_made == self.phase.steps
@@ -160,7 +163,11 @@ def train(settings: PretrainSettings, prepare: Callable[[Ranks], bool]) -> int:
 
 
 def train_phase(run: Run) -> None:
-    """Makes the remaining steps of the current phase; a signal may stop it earlier."""
+    """Makes the remaining steps of the current phase.
+
+    It returns earlier if the run is told to stop, goes back to an earlier checkpoint, or reaches
+    the accuracy at which it should stop.
+    """
     settings = run.settings
     phase_index = run.position.phase
     phase = settings.phases[phase_index]
@@ -197,9 +204,11 @@ def _agreed_steps(
 ) -> Iterator[tuple[RankStep, StepCounts, StepLoader]]:
     """Yields every remaining step of a phase, with the counts that all ranks agree on.
 
-    While the ranks make a step, they exchange the counts of the next one, so that no GPU waits for
-    this exchange. A rank that was told to stop says so with its counts. All ranks then save instead
-    of making the step of these counts. At least one step is made, so that something is new.
+    While the ranks make a step, they already exchange the counts of the next one, so that no GPU
+    waits for this exchange. With its counts a rank also says whether it was told to stop, or
+    whether it failed to save. If some rank says so, all ranks save a checkpoint and the iterator
+    ends; the step of these counts is not made. The first step of the iterator is made all the same,
+    so that the checkpoint is a new one.
 
     Yields:
         This rank's share of the step, the counts over all ranks, and the loader of the step.
@@ -257,7 +266,8 @@ def _begin_step(
         steps: The steps of the phase, from `_steps_of_phase`.
 
     Returns:
-        The step; None if the run was told to stop while it waited for data.
+        The step. None if some rank was told to stop while all waited for data that is still being
+        built; the run has been saved then.
     """
     following = next(steps, None)
     if following is None:
@@ -313,9 +323,10 @@ def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, S
 
 
 def _have_step(run: Run, loader: StepLoader) -> bool:
-    """Waits until every rank has its next step, and returns True.
+    """Waits until every rank can read its next step from a dataset that is still being built.
 
-    It returns False, without waiting any longer, if some rank was told to stop.
+    Returns:
+        True if every rank has its next step; False if some rank was told to stop meanwhile.
     """
     while True:
         run.watchdog.beat("waiting for the build")
@@ -332,9 +343,10 @@ def _advance(
 
     Args:
         position: The position before the step.
-        ends: Whether the step is the last of its phase. The position is then the start of the next.
+        ends: Whether the step is the last of its phase. If so, the result is the start of the next
+            phase.
         counts: What the step trained on, over all ranks.
-        stream: The state of the phase's stream after the step.
+        stream: The state after the step of the stream that the phase reads, from `RankStep.state`.
     """
     before = position.drawn or [[0, 0]] * len(counts.drawn)
     pairs = zip(before, counts.drawn, strict=True)
@@ -420,12 +432,17 @@ def _log_validation(run: Run, validation_sets: Sequence[ValidationSet]) -> None:
 def seconds_left(
     settings: PretrainSettings, phase: int, elapsed_seconds: float
 ) -> dict[str, float]:
-    """Returns the columns of metrics.jsonl about time left; none unless time is limited.
+    """Returns the columns of metrics.jsonl about the time that is left.
 
     Args:
         settings: The settings of the run.
         phase: Index of the current phase.
-        elapsed_seconds: Seconds of that phase so far.
+        elapsed_seconds: Seconds that this phase has taken so far.
+
+    Returns:
+        "phase_seconds", the seconds that the phase has taken, and "eta_seconds", the seconds that
+        are left of the budgets of this phase and later ones. Empty if the run has no budget of
+        hours.
     """
     if settings.budget_hours is None:
         return {}
@@ -435,7 +452,11 @@ def seconds_left(
 
 
 def begin_phase(optimizer: ShardedOptimizer, phase: Phase) -> None:
-    """Resets the optimizer's state as far as the phase asks for it."""
+    """Treats the optimizer's state as `phase.optimizer_state` says.
+
+    "keep" changes nothing, "reset" forgets the state, and "zero_step" keeps the running means and
+    sets the number of updates to 0.
+    """
     if phase.optimizer_state == "reset":
         optimizer.reset()
     elif phase.optimizer_state == "zero_step":
@@ -445,14 +466,16 @@ def begin_phase(optimizer: ShardedOptimizer, phase: Phase) -> None:
 def finish_at_accuracy(
     position: Position, mlm_accuracy: float, settings: PretrainSettings
 ) -> Position:
-    """Returns the end of the run if validation has reached `stop_at_mlm_accuracy`.
-
-    Otherwise it returns the position unchanged.
+    """Ends the run if validation has reached `validation.stop_at_mlm_accuracy`.
 
     Args:
         position: The position of the run.
         mlm_accuracy: The accuracy that was measured.
         settings: The settings of the run.
+
+    Returns:
+        The position at the end of the run if the accuracy was reached, else the position that was
+        given.
     """
     target = settings.validation.stop_at_mlm_accuracy
     if target is None or mlm_accuracy < target:
@@ -462,11 +485,11 @@ def finish_at_accuracy(
 
 
 def _note_gradient(run: Run, phase_index: int, rank_step: RankStep, loader: StepLoader) -> bool:
-    """Notes the gradient's norm of the step just made, and reports the step if it was refused.
+    """Tells the spike guard the gradient's norm of the step just made, and acts on its verdict.
 
-    The optimizer refuses to change the weights if the norm is not finite or not below the guard's
-    limit; messages then say that the step "was not taken". After too many refused steps in a row
-    the run goes back to an earlier checkpoint.
+    The optimizer has not changed the weights if the norm is not finite or not below the guard's
+    limit. Messages then say that the step "was not taken", and rank 0 adds a row to
+    anomalies.jsonl. After too many such steps in a row the run goes back to an earlier checkpoint.
 
     Args:
         run: The run, after the step.
@@ -475,7 +498,7 @@ def _note_gradient(run: Run, phase_index: int, rank_step: RankStep, loader: Step
         loader: The loader that the step comes from.
 
     Returns:
-        False if the run went back.
+        False if the run went back, else True, also if the step was not taken.
     """
     guard = run.guard
     norm = grad_norm(run.engine, run.optimizer)
@@ -508,14 +531,17 @@ def _note_gradient(run: Run, phase_index: int, rank_step: RankStep, loader: Step
 
 
 def _roll_back(run: Run, norm: float) -> None:
-    """Goes back to a checkpoint from before the refused steps, and skips their instances.
+    """Goes back to a checkpoint from before the steps that were not taken in a row.
+
+    The run leaves the instances of these steps out from now on.
 
     Args:
         run: The run.
         norm: The norm of the last gradient, for messages.
 
     Raises:
-        ValueError: There is no such checkpoint, or the run went back too often.
+        ValueError: There is no checkpoint before these steps, or the run went back MOST_ROLLBACKS
+            times already.
     """
     guard = run.guard
     streak = guard.streak

@@ -59,9 +59,9 @@ def unmasked_text(batch: MicroBatch) -> Tensor:
 
 
 def count_text(batch: MicroBatch, dataset: Dataset) -> Tensor:
-    """Returns how often each token of the vocabulary occurs in unmasked instances, int64 [V].
+    """Returns how often each token of the vocabulary occurs in instances before masking, int64 [V].
 
-    [CLS] and [SEP] count as 0.
+    [CLS] and [SEP] are not counted: their entries are 0.
     """
     counts_V = torch.bincount(unmasked_text(batch), minlength=dataset.manifest.vocab_size)
     counts_V[[dataset.manifest.special_ids[name] for name in ("cls", "sep")]] = 0
@@ -69,9 +69,9 @@ def count_text(batch: MicroBatch, dataset: Dataset) -> Tensor:
 
 
 def freeze_unused(model: Module, objective: str) -> None:
-    """Freezes the pooler and the NSP head, unless the objective trains them.
+    """Freezes the pooler and the NSP head if the objective is not "mlm+nsp".
 
-    Otherwise weight decay would shrink them.
+    These get no gradient then, and weight decay would still shrink them.
     """
     if objective != WITH_NSP:
         for name, parameter in model.named_parameters():

@@ -50,14 +50,20 @@ def load_pairs(
     ranks: Ranks,
     say: Callable[[str], None],
 ) -> ValidationPairs | None:
-    """Reads the pairs of `validation.pairs` on rank 0 and sends them to all; None if not set.
+    """Reads the minimal pairs that `validation.pairs` names.
+
+    Rank 0 reads and encodes them, and sends them to all ranks.
 
     Args:
         settings: The settings of the run.
         folder: The run's folder, whose tokenizer encodes the sentences.
         config: The run's model.
         ranks: All ranks, which must call this together.
-        say: Prints lines: the cost of a measurement, and the pairs that cannot be right.
+        say: Prints lines: how many tokens a measurement reads, and which pairs cannot be right
+            because both sentences are equal.
+
+    Returns:
+        The pairs, the same on every rank; None if `validation.pairs` is not set.
 
     Raises:
         ValueError: The pairs are malformed or do not fit the model. It is raised on every rank.
@@ -120,9 +126,10 @@ def measure_pairs(
 
 
 def _share_of(encoded: EncodedPairs, ranks: Ranks, micro_tokens: int) -> Iterator[ScoreBatch]:
-    """Yields this rank's batches; every rank gets the same number.
+    """Yields this rank's batches of sentences.
 
-    Some ranks get an empty one, because under ZeRO-3 all ranks make a forward pass together.
+    Every rank gets the same number of batches, because under ZeRO-3 all ranks have to make a
+    forward pass together. A rank that has one batch less than others gets an empty one at the end.
     """
     cuts = cut_batches(encoded, micro_tokens)
     for group, rows in cuts[ranks.rank :: ranks.world_size]:
@@ -132,9 +139,11 @@ def _share_of(encoded: EncodedPairs, ranks: Ranks, micro_tokens: int) -> Iterato
 
 
 def pair_columns(accuracies: PairAccuracies) -> dict[str, Any]:
-    """Returns the columns of metrics.jsonl: accuracies of all pairs, of groups, and their mean.
+    """Returns the columns of metrics.jsonl about minimal pairs.
 
-    The standard error of the mean is a column too; that of all pairs follows from their number.
+    They are the number of pairs and the accuracy over all pairs; the accuracy of each group; and
+    the mean over groups with its standard error. The standard error of the accuracy over all pairs
+    is not stored, because it follows from the accuracy and the number of pairs.
     """
     groups: Sequence[Any] = accuracies.coarsest if accuracies.columns else ()
     return {

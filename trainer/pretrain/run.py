@@ -57,20 +57,23 @@ _FREE_FIELDS = ("hidden_dropout", "attention_dropout", "initializer_range", "att
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run has come, as its checkpoints keep it beside tensors.
+    """How far a run has come. Checkpoints store it beside the tensors.
 
     Counts are over all ranks and the whole run.
 
     Attributes:
         step: Number of steps made.
-        phase: Index of the phase of the next step.
+        phase: Index of the phase of the next step; the number of phases if the run is finished.
         phase_step: Number of steps made in that phase.
         tokens: Number of tokens trained on.
         instances: Number of instances trained on.
-        drawn: Numbers of instances and tokens trained on, for each dataset of the mixture.
-        streams: The state of the stream of each length, by the length in digits.
-        phase_seconds: Seconds spent in the phase, if its time is limited; else 0.
-        guard: The state of the spike guard. It is filled in checkpoints only.
+        drawn: For each dataset of the mixture the number of instances and the number of tokens that
+            the run has trained on. Empty before the first step.
+        streams: The state of each stream, as `RankStep.state` returns it. There is one stream for
+            each length of instances, and its key is the length in digits, such as "128".
+        phase_seconds: Seconds spent in the phase; 0 if the run has no budget of hours.
+        guard: The state of the spike guard, which checkpoints have. Empty in a position that was
+            not read from a checkpoint.
     """
 
     step: int = 0
@@ -97,12 +100,12 @@ class Run:
         folder: The run's folder.
         engine: DeepSpeed's engine around the model.
         optimizer: The optimizer.
-        saver: Saves checkpoints.
-        saved: The checkpoints that were saved.
+        saver: Writes new checkpoints.
+        saved: Finds and removes the checkpoints that were written, to go back to one of them.
         guard: Refuses gradients that are too large.
         weights_check: Checks that the weights of all ranks agree and have not flipped a bit.
         watchdog: Ends the run if it hangs.
-        wait_policy: How long to wait for passes that are being built.
+        wait_policy: How long to wait for passes of a dataset that is still being built.
         progress: Shows the progress bar and prints lines.
         recorder: Writes metrics.jsonl, on rank 0.
         gauge: Measures speed for metrics.jsonl.
@@ -112,8 +115,10 @@ class Run:
         step_started: When the current step began, by `time.monotonic`.
         stop: Whether this rank was told to stop.
         must_stop: Whether all ranks have agreed to stop.
-        saved_position: The position of the checkpoint that this process saved last.
-        save_seconds: Seconds that saving has stopped the training and that no row tells of yet.
+        saved_position: The position of the checkpoint that this process saved last; None if it has
+            saved none, or has gone back.
+        save_seconds: Seconds for which saving has stopped the training since `take_save_seconds`
+            was called last.
     """
 
     settings: PretrainSettings
@@ -152,12 +157,12 @@ class Run:
         self.progress.close()
 
     def save(self) -> None:
-        """Saves a checkpoint in the background, after the weights were found to be sound.
+        """Checks the weights, and saves a checkpoint in the background.
 
-        It saves nothing if the checkpoint of this position was saved already.
+        It does nothing if the checkpoint of this position was saved already.
 
         Raises:
-            CorruptWeightsError: The weights are not sound.
+            CorruptWeightsError: The weights of the ranks differ, or a bit of them has flipped.
         """
         if self.position == self.saved_position:
             return
@@ -211,12 +216,14 @@ class _Prepared:
 
 @dataclass(frozen=True)
 class _Trunk:
-    """The run that a new run goes on from; by default there is none.
+    """What a new run takes over from the trunk, the run that `continue_from` names.
+
+    The defaults are those of a run that has no trunk.
 
     Attributes:
-        facts: What run.json of the new run will say of it.
-        left_out: The documents that it leaves out.
-        position: How far it had come, in the phases of the new run.
+        facts: Entries about the trunk for the new run's run.json.
+        left_out: The documents that the trunk leaves out, by the first 64 bits of their ids.
+        position: How far the trunk had come, counted in the phases of the new run.
     """
 
     facts: dict[str, Any] = field(default_factory=dict)
@@ -226,11 +233,11 @@ class _Trunk:
 
 @dataclass(frozen=True)
 class _Start:
-    """Where a run starts, or goes on.
+    """Where a launch of a run begins.
 
     Attributes:
-        checkpoint: The folder of the checkpoint to load; None at the start of a run.
-        position: How far the run has come.
+        checkpoint: The folder of the checkpoint to load; None if the run begins anew.
+        position: How far the run has come at that checkpoint.
     """
 
     checkpoint: Path | None
@@ -257,7 +264,8 @@ def open_run(settings: PretrainSettings, chosen: dict[str, Any], ranks: Ranks) -
 
     Args:
         settings: The settings of the run.
-        chosen: The values of a ds_config.json that are passed on to DeepSpeed.
+        chosen: The values of the user's ds_config.json that are passed on to DeepSpeed, from
+            `passed_to_deepspeed`.
         ranks: All ranks, which must call this together.
 
     Returns:
@@ -265,7 +273,7 @@ def open_run(settings: PretrainSettings, chosen: dict[str, Any], ranks: Ranks) -
 
     Raises:
         ValueError: Settings, data and checkpoint do not fit together. Raised on every rank.
-        FileNotFoundError: A dataset or a run to go on from is missing.
+        FileNotFoundError: A dataset is missing, or the run that `continue_from` names.
     """
     prepared = _prepare(settings, chosen, ranks)
     settings = prepared.settings
@@ -372,10 +380,11 @@ def _prepare(settings: PretrainSettings, chosen: dict[str, Any], ranks: Ranks) -
 def _find_left_out(
     settings: PretrainSettings, folder: RunFolder, mixture: Mixture, ranks: Ranks
 ) -> LeftOutDocuments | None:
-    """Returns the documents that the run leaves out; all ranks call this together.
+    """Returns the documents that the run leaves out, or None if there are none.
 
-    Rank 0 looks for their instances in finished datasets for all ranks. If builds are followed,
-    every rank looks into a pass when it becomes known.
+    All ranks call this together. In finished datasets rank 0 looks for the instances of these
+    documents, and sends what it finds to all ranks. In datasets that are still being built, every
+    rank looks for the instances itself, whenever a further pass appears.
     """
     left_out: LeftOutDocuments | None = None
     with together(ranks):
@@ -420,7 +429,7 @@ def with_choice(settings: PretrainSettings, choice: Choice) -> PretrainSettings:
 
 
 def precision_of(settings: PretrainSettings) -> Precision:
-    """Returns the precision of a run for which it was decided."""
+    """Returns the precision of a run; `decide_precision` must have decided it."""
     assert settings.precision is not None, "decide_precision is called first"
     return settings.precision
 
@@ -433,9 +442,13 @@ def _make_folder(
     world_size: int,
     storage_options: Mapping[str, Any] | None,
 ) -> None:
-    """Makes the run's folder, or checks that the run in it may be continued; on rank 0 only.
+    """Makes the folder of a new run, or checks that the run in it may be continued; on rank 0 only.
 
-    A new run that starts from weights, or from a checkpoint of another run, finds these first.
+    All checks come first, so that a mistake leaves no folder behind. A new run may start from
+    weights (`init_from`), which are downloaded if need be, or from a checkpoint of another run
+    (`continue_from`), which must fit the settings and the datasets. The documents to leave out are
+    checked as well: those of a new run must be in the datasets, and must not have been read by the
+    other run; those of a run that continues must be the same as before.
     """
     is_new = not folder.facts.is_file()
     weights: str | None = None
@@ -462,17 +475,21 @@ def _make_folder(
 def choose_left_out(
     settings: PretrainSettings, kept: tuple[int, ...], *, may_grow: bool
 ) -> tuple[int, ...]:
-    """Returns the documents that a run leaves out: those of its settings, or those that it has.
+    """Returns the documents that a run leaves out, by the first 64 bits of their ids.
+
+    Without `leave_out` in the settings, or if that file is missing here, they are the `kept` ones.
+    With it they are those of the file, which must be the same list. The file may have further
+    documents at its end if `may_grow` is set.
 
     Args:
         settings: The settings of the run.
-        kept: The documents that the run, or the one that it goes on from, has left out so far, by
-            the first 64 bits of their ids.
-        may_grow: Whether the list of the settings may go on after `kept`.
+        kept: The documents that the run leaves out so far, or those of the run that it goes on
+            from.
+        may_grow: Whether the file may list further documents after those of `kept`.
 
     Raises:
-        FileNotFoundError: There is no such list, and the run has none either.
-        ValueError: The list is malformed, or is not the one that is kept.
+        FileNotFoundError: The file is missing, and `kept` is empty.
+        ValueError: The file is malformed, or lists other documents.
     """
     if settings.leave_out is None:
         return kept
@@ -498,7 +515,10 @@ def choose_left_out(
 
 
 def _find_start(prepared: _Prepared) -> _Start:
-    """Returns where the run starts or goes on; all ranks call this together."""
+    """Returns the checkpoint and the position at which this launch of the run begins.
+
+    All ranks call this together.
+    """
     settings = prepared.settings
     checkpoint = choose_checkpoint(settings, prepared.saved, prepared.storage_options)
     position = Position()
@@ -518,7 +538,7 @@ def leave_out(
     mixture: Mixture,
     wait_policy: WaitPolicy,
 ) -> Position:
-    """Returns a position whose streams leave documents out.
+    """Returns a position whose streams leave documents out from there on.
 
     Args:
         position: The position of a run.
@@ -527,7 +547,8 @@ def leave_out(
         wait_policy: How long to wait for passes that are being built.
 
     Raises:
-        ValueError: A stream has read one of the documents, or has left others out.
+        ValueError: A stream has already read an instance of one of the documents. Or a stream
+            leaves other documents out, with which the list of `documents` does not begin.
     """
     streams = {}
     for seq_len, plain in position.streams.items():
@@ -598,10 +619,10 @@ def read_position(checkpoint: Path) -> Position:
 
 
 def find_position(settings: PretrainSettings, checkpoint: Path) -> Position:
-    """Returns how far a run had come at a checkpoint, which may be that of its trunk.
+    """Returns how far a run has come at a checkpoint, counted in the run's own phases.
 
-    The trunk is the run that `continue_from` names. The step of its checkpoint is placed in the
-    phases of this run.
+    The checkpoint may be that of the trunk, the run that `continue_from` names. The trunk can have
+    other phases, so its position is then converted by `place_position`.
     """
     position = read_position(checkpoint)
     facts = RunFolder(Path(settings.output)).read_facts() if settings.continue_from else {}
@@ -614,7 +635,7 @@ def choose_checkpoint(
 ) -> Path | None:
     """Returns the checkpoint to load, or None at the start of a run; all ranks call it together.
 
-    It is the run's newest checkpoint. A run that goes on from another run, and has none yet, takes
+    It is the run's newest checkpoint. If the run has none yet and goes on from another run, it is
     that run's checkpoint, which is copied to this node.
 
     Args:
@@ -664,11 +685,16 @@ def find_trunk(
 
 
 def masking_of_trunk(folder: RunFolder, found: Mapping[str, Any] | None = None) -> str | None:
-    """Returns the masking of the run that this run continues, or None if it continues none.
+    """Returns the masking that a run takes over from its trunk, the run that `continue_from` names.
 
     Args:
         folder: The run's folder.
-        found: What `find_trunk` found for run.json, for a folder that does not hold a run yet.
+        found: `_Trunk.facts` of a new run, whose folder does not hold a run.json yet. If it is None
+            or empty, the folder's run.json is read, if there is one.
+
+    Returns:
+        The trunk's masking with the steps over which its mask share moves, such as
+        "0.3-0.15@1000000". None if there is no trunk, or if the trunk's mask share does not move.
     """
     facts = found or (folder.read_facts() if folder.facts.is_file() else {})
     masking: str | None = facts.get("trunk", {}).get("masking")
@@ -710,7 +736,11 @@ def refuse_consumed(settings: PretrainSettings, position: Position) -> None:
 
 
 def resolve_epochs(settings: PretrainSettings, mixture: Mixture) -> PretrainSettings:
-    """Returns settings whose phases have the steps that `epochs` asks for, if it is set."""
+    """Returns settings that ask for steps instead of epochs.
+
+    The steps of the phases are scaled so that they make `settings.epochs` epochs. Settings without
+    `epochs` are returned unchanged.
+    """
     if settings.epochs is None:
         return settings
     pass_sizes = [instances_a_pass(mixture, phase.seq_len) for phase in settings.phases]
@@ -756,9 +786,11 @@ def check_mixture(settings: PretrainSettings, mixture: Mixture, world_size: int)
 def prepare_model(
     model: BertForPreTraining, settings: PretrainSettings, checkpoint: Path | None, vocabulary: Path
 ) -> Iterator[str]:
-    """Freezes, fills and compiles a new model as the settings ask.
+    """Prepares a new model for training: freezes, loads and compiles it as the settings ask.
 
-    It is lazy: the model is ready when the iterator ends.
+    It freezes the parts that the objective does not train. It loads the weights that `init_from`
+    names, or, if a checkpoint will be loaded, that checkpoint's weights of the frozen parts. It is
+    lazy: the model is ready when the iterator has ended.
 
     Args:
         model: The model, with initial weights.
@@ -767,7 +799,7 @@ def prepare_model(
         vocabulary: The run's vocab.txt.
 
     Yields:
-        Lines of output that say which weights the model starts with, if they are not new ones.
+        Lines of output about the weights that `init_from` names.
 
     Raises:
         ValueError: The weights to start with, or the checkpoint, are those of another model.

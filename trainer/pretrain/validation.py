@@ -159,7 +159,10 @@ def validate(engine: Any, validation_set: ValidationSet, ranks: Ranks) -> dict[s
 
 
 def sum_losses(model: Any, batches: Sequence[MicroBatch], device: torch.device) -> Tensor:
-    """Returns a model's sums over micro-batches, as `stack_sums` does for one micro-batch."""
+    """Returns a model's sums of losses and right answers over micro-batches.
+
+    They are a float64 tensor in the order of the fields of `PretrainingSums`.
+    """
     totals = zero_sums(device)
     for batch in batches:
         totals += stack_sums(forward_sums(model, batch, device))
