@@ -1,11 +1,12 @@
 """Reads the pages of a MediaWiki dump, and the facts about the wiki that its beginning names.
 
-Titles begin with the prefix of a namespace, such as "Category:", unless they are of articles. In an
-old dump, whose pages have no `<ns>`, this prefix alone shows the namespace of a page.
+Every page belongs to a namespace. The title of a page begins with the prefix of its namespace, such
+as "Category:". Only the titles of articles have no prefix. Pages of old dumps have no `<ns>`, so
+the prefix alone shows their namespace. The dump's `<siteinfo>` lists the namespaces of the wiki.
 
-A link to a file, to a category, or to the same page in another language is not shown as text. The
-names of the namespaces are in the dump's `<siteinfo>`. The prefixes of languages are a list in this
-file.
+Prefixes also decide which links a page shows as text. A link to a file, to a category, or to the
+same page in another language ("de:Berlin") is not shown. `LANGUAGES` lists the prefixes of
+languages.
 """
 
 import html
@@ -60,10 +61,13 @@ They are its `langlist`, and the aliases dk, nb, zh-cn and zh-tw.
 
 
 def take_head(blocks: Iterable[bytes]) -> bytes:
-    """Returns the beginning of a dump, at least up to its first page.
+    """Returns the first blocks of a dump, joined, for `read_site`.
+
+    Blocks are read up to the one that holds the end of `<siteinfo>`, or the first `<page>` if the
+    dump has no `<siteinfo>`. If neither is found, reading stops once more than 1 MiB was read.
 
     Args:
-        blocks: Blocks of UTF-8. No more of them are read than needed.
+        blocks: The blocks of the dump, in UTF-8, from its beginning. They are read lazily.
     """
     head = bytearray()
     for block in blocks:
@@ -77,12 +81,12 @@ class Site(NamedTuple):
     """The facts about a wiki from the beginning of its dump.
 
     Attributes:
-        has_root: Whether the file begins with the root element of a dump, <mediawiki>. A file that
-            holds nothing but pages does not, and need not end with the closing tag.
-        hidden_prefixes: Prefixes of links that are not shown as text, as `normalize_prefix` writes
-            them.
-        other_namespaces: Prefixes of titles of pages that are no articles, as `normalize_prefix`
-            writes them.
+        has_root: Whether the file has the root element of a dump, <mediawiki>. Such a file must end
+            with the closing tag; a file that holds only pages need not.
+        hidden_prefixes: Prefixes of the links that are not shown as text, in the form that
+            `normalize_prefix` returns.
+        other_namespaces: Title prefixes of the pages that are no articles, in the form that
+            `normalize_prefix` returns.
     """
 
     has_root: bool
@@ -90,7 +94,11 @@ class Site(NamedTuple):
     other_namespaces: frozenset[str]
 
     def is_article(self, page: "Page") -> bool:
-        """Returns whether a page is in the namespace of articles."""
+        """Returns whether a page is in the namespace of articles.
+
+        The page's `<ns>` decides. If there is none, a page is an article unless its title begins
+        with the prefix of another namespace.
+        """
         if page.namespace is not None:
             return page.namespace == "0"
         prefix, colon, _ = page.title.partition(":")
@@ -115,7 +123,11 @@ def hidden_prefixes(head: bytes) -> frozenset[str]:
 
 
 def _namespaces(text: str) -> dict[str, str]:
-    """Returns the names of the namespaces in the `<siteinfo>`, by their numbers."""
+    """Returns the namespaces that a dump's `<siteinfo>` lists: from number, such as "6", to name.
+
+    Args:
+        text: The beginning of the dump.
+    """
     text = text.partition("</siteinfo>")[0]
     return {key: normalize_prefix(html.unescape(name)) for key, name in _NAMESPACE.findall(text)}
 
@@ -162,9 +174,11 @@ class Page(NamedTuple):
 def is_redirect(page: Page) -> bool:
     """Returns whether a page is a redirect to another page.
 
-    A redirect has the element `<redirect>`, or begins with #REDIRECT. Old dumps lack `<redirect>`,
-    and the oldest lack `<ns>` too. If a page has no `<ns>`, it is also a redirect if it begins with
-    "#", any word (#REDIRECT in the wiki's language) and a link.
+    A page is a redirect if it has the element `<redirect>`, or if its text begins with #REDIRECT.
+
+    The oldest dumps have neither `<redirect>` nor `<ns>`, and their wikis may write #REDIRECT in
+    their own language. So a page without `<ns>` is also a redirect if its text begins with "#", any
+    word and a link.
     """
     if page.is_redirect or _REDIRECT.match(page.text):
         return True

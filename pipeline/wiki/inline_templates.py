@@ -5,8 +5,9 @@ removed. The templates in `_TABLE` stand for a word or a number of a sentence. T
 frequent ones in articles of 110 languages.
 
 A row of the table is `names = ways`: the names of templates, and the ways to show them. Both lists
-are divided by " | ". A row continues on the next line if its line ends in "|". The first way counts
-for which all arguments are there and not empty. A way may contain:
+are divided by " | ". A row continues on the next line if its line ends in "|". A way can be used if
+the call gives all arguments that the way contains, and none of them is empty. The first way that
+can be used is taken. A way may contain:
 
 - `{1}`: the first argument without a name.
 - `{text}`: the argument with this name.
@@ -145,7 +146,10 @@ def templates() -> dict[str, str]:
 
 
 def show(call: str) -> str:
-    """Returns the text that a template shows in a sentence; empty if it is not in the table.
+    """Returns the text that a template shows in a sentence.
+
+    The result is empty if the template is not in the table, or if none of its ways can be used. It
+    is also empty if the call is longer than 1,000 bytes, or if the text would have several lines.
 
     Args:
         call: The text between the braces of the template. Links and templates in it are already
@@ -172,11 +176,14 @@ def show(call: str) -> str:
 
 
 def _read_arguments(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
-    """Reads the arguments of a template, each as it is written between two pipes.
+    """Divides the arguments of a template into those without and those with a name.
+
+    Args:
+        arguments: The arguments, each as it is written between two pipes: "km" or "abbr=on".
 
     Returns:
-        The values without a name, and the values by name. If a name is given twice, its first value
-        counts.
+        The values without a name, in order; and a dict from each name to its value. If a name is
+        given twice, its first value counts.
     """
     positional: list[str] = []
     named: dict[str, str] = {}
@@ -190,7 +197,15 @@ def _read_arguments(arguments: list[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _measure(positional: list[str]) -> str:
-    """Returns the measure that some arguments begin with: numbers, words between them, a unit."""
+    """Returns the measure at the beginning of a template's arguments, such as "5 to 10 km".
+
+    It consists of the arguments up to the first unit, joined by spaces, or of all of them if there
+    is no unit. A unit is an argument that is neither a number nor a word between numbers, such as
+    "to".
+
+    Args:
+        positional: The arguments without a name.
+    """
     for num_arguments, argument in enumerate(positional, 1):
         is_unit = not argument.startswith(_SIGNS) and argument not in _BETWEEN_NUMBERS
         if is_unit:

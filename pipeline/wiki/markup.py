@@ -3,12 +3,13 @@ r"""Renders the wikitext of a page as the text that the page shows. This file is
 `_wikitext.c` does the same faster. It has a function for each function of this file, by the same
 name.
 
-The page is read once, from left to right, and the text that it shows is written to a list of
-pieces. When a link, a template, a table or a reference is opened, its opener ("[[", "{{", ...) is
-written as plain text, and a frame is put on a stack. When it is closed, the text that was written
-since then is removed (templates, tables, references, files), or a part of it is kept (links). So an
-opener that is never closed stays as text, and no markup is read twice. If `_MAX_DEPTH` frames are
-open, further openers are only plain text.
+The page is read once, from left to right. The text that it shows is written to a list of strings,
+the pieces. When a link, a template, a table or a reference is opened, its opener ("[[", "{{", ...)
+is written like text, and a frame that remembers the opener is put on a stack. When the markup is
+closed, its frame is taken from the stack, and everything that was written from the opener on is
+replaced: by nothing (tables, references, links to files), by the label or title of a link, or by
+the text that a template shows. So an opener that is never closed stays as text, and no markup is
+read twice. If `_MAX_DEPTH` frames are open, further openers are only text.
 
 Lists, headings and all other markup of whole lines are left to wikitext.py. For an item of an HTML
 list a line with the mark "\0" is written, which ends the paragraph before it.
@@ -96,11 +97,14 @@ class _Frame:
 
     Attributes:
         kind: The kind of markup.
-        opener: Index of its opener among the pieces that were written.
+        opener: Index in `_Reader.pieces` of the opener. For a tag, whose opener writes nothing, it
+            is the index of the first piece after the tag.
         content: Position in the wikitext of the first character after the opener.
-        num_braces: For BRACES, the number of braces that are not closed yet.
-        label: For LINK and EXTERNAL, index of the first piece after the pipe or the address.
-        title_end: For LINK, position of its first pipe in the wikitext; None before it is read.
+        num_braces: For BRACES, the number of opening braces that are not closed yet.
+        label: For LINK and EXTERNAL, the index in `_Reader.pieces` of the first piece of the label,
+            which follows the first pipe of a link, or the address of an external link.
+        title_end: For LINK, the position in the wikitext of the first pipe; None until that pipe
+            has been read.
     """
 
     kind: _Kind
@@ -116,8 +120,8 @@ def render(text: str, is_hidden: Callable[[str], bool]) -> str:
 
     Args:
         text: The wikitext.
-        is_hidden: Returns whether a link is not shown. It is called with the title of every link
-            that has a colon in its title.
+        is_hidden: Takes the title of a link, such as "File:Map.png", and returns whether the link
+            is left out of the text. It is called only for titles with a colon.
     """
     return _Reader(text, is_hidden).read()
 
@@ -127,17 +131,18 @@ class _Reader:
 
     Attributes:
         text: The wikitext.
-        is_hidden: Returns whether a link with this title is not shown.
-        at: Position in the wikitext up to which it was read.
-        plain_start: Position in the wikitext from which on characters were written unchanged, up to
-            the markup that is being read.
-        pieces: The text that was written, in pieces that are not empty.
+        is_hidden: Takes the title of a link, and returns whether the link is left out.
+        at: Position in the wikitext of the next character to read.
+        plain_start: Position in the wikitext where the plain text before the current markup begins.
+            Its characters, up to the markup, were written unchanged.
+        pieces: The text that was written so far, as a list of strings, none of them empty.
         frames: The stack of open frames, the innermost last.
-        unclosed: Names of raw tags without a closing tag in the rest of the page, and "!--" if no
-            comment ends there. So no closing tag is searched for twice.
-        last_close: Position of the last ">" of the page, or -1.
-        close: Position of the ">" that `find_close` found last, or -1.
-        close_from: Position from which that ">" is the next one, or -1.
+        unclosed: Names of raw tags for which the rest of the page has no closing tag, and "!--" if
+            it has no end of a comment. A closing tag that was not found is not searched for again.
+        last_close: Position of the last ">" of the page; -1 if there is none.
+        close: Position of the ">" that `find_close` found last; -1 before its first search.
+        close_from: Position where that search began; -1 before the first. From every position
+            between `close_from` and `close`, the next ">" is the one at `close`.
     """
 
     def __init__(self, text: str, is_hidden: Callable[[str], bool]) -> None:
@@ -191,10 +196,11 @@ class _Reader:
         return bool(frame and frame.kind is _Kind.LINK and frame.title_end is None)
 
     def nearest(self, kind: _Kind) -> int:
-        """Returns the index of the innermost frame of a kind that may be closed here, or -1.
+        """Returns the index in `frames` of the innermost frame of a kind that may be closed here.
 
-        A frame outside of braces or of a table cannot be closed from within them, with two
-        exceptions: a reference can, and braces can be closed from within a table.
+        The result is -1 if there is no such frame. Markup that was opened outside of braces or of a
+        table ("{|") cannot be closed inside of them, with two exceptions: a reference can be closed
+        inside of both, and braces can be closed inside of a table.
         """
         for index in range(len(self.frames) - 1, -1, -1):
             frame = self.frames[index]
@@ -206,10 +212,14 @@ class _Reader:
         return -1
 
     def open_frame(self, kind: _Kind, num_characters: int) -> _Frame | None:
-        """Writes an opener of some characters as text, and opens its frame.
+        """Writes the opener at `at` as text, and opens a frame for it.
+
+        Args:
+            kind: The kind of markup that the opener begins.
+            num_characters: The length of the opener; 0 for a tag, which was already skipped.
 
         Returns:
-            The frame, or None if the stack is full.
+            The frame. If `_MAX_DEPTH` frames are open, there is none, and the result is None.
         """
         frame = None
         if len(self.frames) < _MAX_DEPTH:
@@ -219,12 +229,23 @@ class _Reader:
         return frame
 
     def drop_frame(self, index: int) -> None:
-        """Closes a frame: removes its text, and the frames in it that were never closed."""
+        """Closes a frame, and removes its opener and all that was written after the opener.
+
+        Frames inside it, which were never closed, are removed as well.
+
+        Args:
+            index: The index of the frame in `frames`.
+        """
         del self.pieces[self.frames[index].opener :]
         del self.frames[index:]
 
     def keep_piece(self, index: int, kept: str) -> None:
-        """Closes a frame: replaces its opener and its text by `kept`."""
+        """Closes a frame, and replaces its opener and all that was written after it by a text.
+
+        Args:
+            index: The index of the frame in `frames`.
+            kept: The text.
+        """
         self.drop_frame(index)
         self.emit(kept)
 
@@ -238,7 +259,10 @@ class _Reader:
     # Braces, pipes and lines
 
     def read_open_braces(self) -> None:
-        """Opens templates, a table or variants ("-{"), or writes the braces as text."""
+        """Reads a sequence of opening braces: opens variants ("-{"), templates and a table ("{|").
+
+        Braces that open none of these are written as text.
+        """
         braces = _OPEN_BRACES.match(self.text, self.at)
         assert braces is not None, "it is called at a brace"
         num_braces = len(braces[0])
@@ -263,7 +287,11 @@ class _Reader:
         self.open_frame(_Kind.VARIANTS, 2)
 
     def read_close_braces(self) -> None:
-        """Closes as many templates as there are braces for, or variants if "-" follows the last."""
+        """Reads a sequence of closing braces, and closes templates and arguments with them.
+
+        If "-" follows the sequence, its last brace closes variants ("}-"), provided that they were
+        opened after the innermost open braces. Braces that close nothing are written as text.
+        """
         braces = _CLOSE_BRACES.match(self.text, self.at)
         assert braces is not None, "it is called at a brace"
         num_braces = len(braces[0])
@@ -283,16 +311,17 @@ class _Reader:
     def close_braces(self, index: int, num_braces: int) -> int:
         """Closes a template ("}}") or an argument of a template ("}}}").
 
-        The text of a template is replaced by the text that the template shows. An argument shows
-        nothing.
+        The call of a template is replaced by the text that the template shows, and an argument by
+        nothing. If two or more of the frame's opening braces are left, it stays open for them.
 
         Args:
-            index: Index of the frame of braces.
-            num_braces: Number of closing braces that follow here.
+            index: Index in `frames` of the frame of braces.
+            num_braces: Number of closing braces at `at`.
 
         Returns:
-            The number of closing braces that were used: 2, 3, or 0 if the braces hold nothing that
-            can be the name of a template. They are then text.
+            The number of closing braces that were used, 2 or 3. It is 0 if the braces hold no name
+            of a template, because they are empty or begin with "[". The frame is then removed, so
+            that its braces stay as text.
         """
         frame = self.frames[index]
         name = _skip_spaces(self.text, frame.content)
@@ -313,7 +342,7 @@ class _Reader:
         return num_closed
 
     def close_variants(self, index: int) -> None:
-        """Replaces the text of a frame of variants by the one variant that is shown."""
+        """Closes variants at "}-", and replaces them by the one variant that is shown."""
         self.keep_piece(index, convert("".join(self.pieces[self.frames[index].opener + 1 :])))
         self.at += 2
 
@@ -333,9 +362,10 @@ class _Reader:
             self.take(1)
 
     def read_line_end(self) -> None:
-        """Writes a line end. The title of a link, or an external link, cannot continue after it.
+        """Writes a line end as text, and gives up markup that cannot continue on the next line.
 
-        Their frames are removed, so that their openers stay as text.
+        Such markup is an external link, and a link whose title has not ended. If it is innermost,
+        its frame is removed, so that its opener stays as text.
         """
         while self.is_in_title() or (self.frames and self.frames[-1].kind is _Kind.EXTERNAL):
             self.frames.pop()
@@ -344,7 +374,10 @@ class _Reader:
     # Links and addresses
 
     def match_scheme(self, at: int) -> int | None:
-        """Returns the position after the scheme of an address, such as "https://", or None."""
+        """Returns the position after the scheme, such as "https://", that begins at `at`.
+
+        The result is None if no known scheme begins there.
+        """
         scheme = _SCHEME.match(self.text, at)
         if not scheme or scheme[1].lower() not in SCHEMES:
             return None
@@ -361,7 +394,11 @@ class _Reader:
         return end.start() if end else len(self.text)
 
     def read_colon(self) -> None:
-        """Skips a web address in running text; the punctuation after the address is kept."""
+        """Removes a web address from running text, if the colon at `at` is that of a scheme.
+
+        The scheme before the colon, which was already written, is removed as well. Punctuation
+        after the address stays. A colon that is no scheme's is written as text.
+        """
         letters = _LETTERS_AT_END.search(
             self.text, max(self.plain_start, self.at - _MAX_SCHEME - 1), self.at
         )
@@ -408,7 +445,11 @@ class _Reader:
             frame.label = len(self.pieces)
 
     def read_close_bracket(self) -> None:
-        """Closes an external link ("]") or a link ("]]"), whichever is further in, or writes it."""
+        """Closes an external link at "]", or a link at "]]".
+
+        At "]]" the innermost of the two is closed. A bracket that closes nothing is written as
+        text.
+        """
         external = self.nearest(_Kind.EXTERNAL)
         link = self.nearest(_Kind.LINK)
         is_double = self.text.startswith("]", self.at + 1)
@@ -421,9 +462,13 @@ class _Reader:
             self.take(1)
 
     def close_link(self, index: int) -> None:
-        """Closes a link: nothing is kept if it is hidden, otherwise its label or its title.
+        """Closes a link at "]]", and replaces it by its label.
 
-        A link without a title stays as text.
+        A link without a label is replaced by its title, and a link that `is_hidden` is removed. A
+        link with an empty title stays as text.
+
+        Args:
+            index: Index in `frames` of the link's frame.
         """
         frame = self.frames[index]
         title_end = self.at if frame.title_end is None else frame.title_end
@@ -447,7 +492,10 @@ class _Reader:
     # Tags, comments and entities
 
     def find_comment_end(self, at: int) -> int | None:
-        """Returns the position after a comment that begins at `at`, or None."""
+        """Returns the position after the comment that begins at `at`.
+
+        The result is None if no comment begins there, or if the comment is never closed.
+        """
         if "!--" in self.unclosed or not self.text.startswith("<!--", at):
             return None
         end = self.text.find("-->", at + 4)
@@ -465,9 +513,9 @@ class _Reader:
         return not (self.text[end].isascii() and self.text[end].isalnum())
 
     def find_close(self, at: int) -> int | None:
-        """Returns the position of the next ">" from `at` on, or None.
+        """Returns the position of the first ">" at `at` or after it, or None.
 
-        A part of the text is searched only once, whatever the number of calls.
+        The last result is remembered, so a part of the text is not searched again and again.
         """
         if at > self.last_close:
             return None
@@ -477,9 +525,13 @@ class _Reader:
         return self.close
 
     def find_tag_end(self, at: int) -> int | None:
-        """Returns the position of the ">" that ends the tag whose name ends at `at`, or None.
+        """Returns the position of the ">" that ends a tag, or None if the text is no tag.
 
-        A tag may hold comments and nowiki tags. If it holds another "<", it is no tag.
+        Between its name and its ">", a tag may hold comments and nowiki tags. If there is another
+        "<", or if no ">" follows, the text is no tag.
+
+        Args:
+            at: Position after the name of the tag.
         """
         while True:
             close = self.find_close(at)
@@ -505,9 +557,9 @@ class _Reader:
         return end + 1 if self.text.startswith(">", end) else None
 
     def find_reference_end(self) -> int | None:
-        """Returns the position after the closing tag of a reference that was opened.
+        """Returns the position after the next `</ref>`, for a reference that begins at `at`.
 
-        It is None if another reference is opened before, or if there is no closing tag.
+        The result is None if there is no `</ref>`, or if another `<ref>` is opened before it.
         """
         at = self.text.find("<", self.at)
         while at >= 0:
@@ -521,7 +573,9 @@ class _Reader:
         return None
 
     def skip_raw(self, name: str, is_written: bool) -> None:
-        """Continues after the closing tag of a raw tag. If there is none, it does nothing.
+        """Reads the text of a raw tag, and moves `at` after the closing tag.
+
+        If the page has no such closing tag, nothing is read.
 
         Args:
             name: The name of the tag.
@@ -546,9 +600,15 @@ class _Reader:
         self.at = end
 
     def open_tag(self, name: str) -> None:
-        """Opens the frame of a reference, a table or an item, or skips the text of a raw tag.
+        """Does what an opening tag requires, when `at` is after the tag.
 
-        Other opening tags do nothing. The position is after the opening tag.
+        A frame is opened for a table, and for an item of a list after `LIST_MARK` was written. The
+        text of a reference is skipped; if it holds another reference, or is not closed, a frame is
+        opened for it. The text of a raw tag is skipped or written. Other tags do nothing, so that
+        the text in them is shown.
+
+        Args:
+            name: The name of the tag, a key of `TAGS`.
         """
         kind = TAGS[name]
         if kind in (RAW_DROPPED, RAW_WRITTEN):
@@ -569,7 +629,13 @@ class _Reader:
             self.open_frame(_Kind.ITEM, 0)
 
     def close_tag(self, name: str) -> None:
-        """Closes the frame that a closing tag of this name closes, if there is one."""
+        """Closes a list item, a table or a reference, and removes its text.
+
+        Nothing is done if no such frame is open, or if the tag has another name.
+
+        Args:
+            name: The name of the closing tag, a key of `TAGS`.
+        """
         kinds = {
             LIST_ITEM: _Kind.ITEM,
             TABLE_TAG: _Kind.HTML_TABLE,
@@ -618,21 +684,21 @@ class _Reader:
 
 
 def _skip_spaces(text: str, at: int) -> int:
-    """Returns the position after the white space at `at`."""
+    """Returns the position of the first character at `at` or after it that is no white space."""
     spaces = _SPACES.match(text, at)
     return spaces.end() if spaces else at
 
 
 def _is_space(character: str) -> bool:
-    """Returns whether this is a character of white space; false for an empty text."""
+    """Returns whether a string of at most one character is white space; False if it is empty."""
     return bool(character) and _skip_spaces(character, 0) == 1
 
 
 def _is_within_word(text: str, at: int) -> bool:
     """Returns whether the character before `at` is part of a word.
 
-    Parts of words are letters, digits and "_" in ASCII. Beyond ASCII they are all characters except
-    for the blocks of Latin, general, Chinese and full-width punctuation.
+    In ASCII, words consist of letters, digits and "_". Beyond ASCII, every character is part of a
+    word unless it is in a block of Latin, general, Chinese or full-width punctuation.
     """
     if at == 0:
         return False

@@ -24,14 +24,15 @@ _RULE = re.compile(rf"(?:.*?=>)?\s*({_CODE})\s*:(.*)", re.DOTALL | re.IGNORECASE
 
 
 def convert(content: str) -> str:
-    """Returns the text that is shown for the content of "-{" ... "}-".
+    """Returns the text that a page shows for "-{" ... "}-".
 
-    The content may begin with flags and a bar. If a flag says that it only defines or removes a
-    rule of conversion, sets the title, or asks for the name of a variant, nothing is shown. Content
-    without rules is shown unchanged.
+    Usually the content has rules such as "zh-hans:..; zh-hant:..", and the text of one variant is
+    shown. Content without rules is shown unchanged. Flags and a bar may come before the rules, as
+    in "H|zh-hans:..". Some flags make the markup invisible, because it only defines or removes a
+    rule of conversion, sets the title, or asks for the name of a variant. The result is then empty.
 
     Args:
-        content: The content, in which other markup was already rendered.
+        content: The text between "-{" and "}-", in which other markup was already rendered.
     """
     before_bar, bar, text = content.partition("|")
     flags = {flag.strip() for flag in before_bar.split(";")} if bar else set()
@@ -51,9 +52,11 @@ def convert(content: str) -> str:
 
 
 def _read_rules(text: str) -> dict[str, str]:
-    """Returns the text of each variant, by the variant's code.
+    """Reads rules such as "sr-ec: ..; sr-el: ..".
 
-    If some part of the text is no rule, all of it is plain text, and the result is empty.
+    Returns:
+        A dict from the code of each variant to its text. It is empty if any part of the text is no
+        rule, because all of the text is then plain text.
     """
     rules: dict[str, str] = {}
     for part in _RULE_END.split(text):

@@ -53,8 +53,9 @@ def parse_wikitext(text: str, hidden_prefixes: Set[str] = frozenset()) -> str:
 
     Args:
         text: The wikitext.
-        hidden_prefixes: Prefixes of links that are left out (`pipeline.wiki.dump.hidden_prefixes`).
-            Links to files and categories are always left out.
+        hidden_prefixes: Prefixes of the links that are left out, from
+            `pipeline.wiki.dump.hidden_prefixes`. The prefixes of files and categories in English,
+            German, French, Spanish and Chinese are always among them.
     """
     is_hidden = partial(_is_hidden, hidden=_HIDDEN | hidden_prefixes)
     if compiled is None:
@@ -63,11 +64,12 @@ def parse_wikitext(text: str, hidden_prefixes: Set[str] = frozenset()) -> str:
 
 
 def _make_paragraphs(rendered: str) -> str:
-    """Returns the paragraphs of a page, one per line.
+    """Divides the rendered text of a page into paragraphs, and returns them, one per line.
 
     Args:
         rendered: The text that `markup.render` returned. It still has the marks of headings, lists
-            and tables at the beginning of lines, and quotes around bold text.
+            and tables at the beginning of lines, and quotes around bold text. Lines with such marks
+            are removed.
     """
     rendered = _BEHAVIOUR.sub("", _QUOTES.sub("", rendered))
     rendered = _STOPS_IN_BRACKETS.sub("", _EMPTY_BRACKETS.sub("", rendered))
