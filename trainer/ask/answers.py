@@ -5,7 +5,7 @@ A record is a mapping with plain values. Its `kind` is one of these:
 - step: what one step read, followed by its records of kind instance and document;
 - instance: one instance of a step, with its tokens and masks;
 - document: where a document is from and, if it was asked for, how often steps have read it;
-- read: one time that a step read the document before it.
+- read: one time that a step read an instance of the document whose record comes before.
 """
 
 from collections import Counter
@@ -36,18 +36,22 @@ from trainer.ask.step_instances import StepContent
 Record = Mapping[str, Any]
 
 _ID_DIGITS = 16
-"""Digits of an id that instances name."""
+"""The number of hex digits of a document's id that instances hold, of 32."""
 
 
 def answer_steps(
     run: AskedRun, contents: Iterator[StepContent], origins: Origins | None
 ) -> Iterator[Record]:
-    """Yields the records of steps: each step, its instances, and the documents not named before.
+    """Yields the records of steps, lazily.
+
+    Each step has its own record, then the records of its instances, and then those of the documents
+    in these instances. A document gets no record if an earlier step had it already, or if its
+    origin is not known.
 
     Args:
         run: The run.
-        contents: The steps.
-        origins: Looks up where documents are from; None leaves that out.
+        contents: What the steps read.
+        origins: Looks up where documents are from; None leaves out the records of documents.
     """
     vocabulary = read_vocabulary(run.mixture[0].dataset)
     named: set[tuple[int, str]] = set()
@@ -66,7 +70,13 @@ def answer_steps(
 
 
 def _describe_step(run: AskedRun, content: StepContent, num_documents: int) -> Record:
-    """Returns the record of a step."""
+    """Returns the record of a step.
+
+    Args:
+        run: The run.
+        content: What the step read.
+        num_documents: The number of different documents in the step's instances.
+    """
     anomaly = content.anomaly
     refused = {} if anomaly is None else {"grad_norm": anomaly.grad_norm, "limit": anomaly.limit}
     return {
@@ -89,7 +99,14 @@ def _describe_step(run: AskedRun, content: StepContent, num_documents: int) -> R
 def _describe_instance(
     run: AskedRun, content: StepContent, slot: int, vocabulary: Vocabulary
 ) -> Record:
-    """Returns the record of an instance of a step, with its tokens and masks."""
+    """Returns the record of an instance of a step, with its tokens and masks.
+
+    Args:
+        run: The run.
+        content: What the step read.
+        slot: The number of the instance in the step's global batch, from 0.
+        vocabulary: The vocabulary, by which tokens are shown as text.
+    """
     block = content.block.slice(slot, slot + 1)
     described = describe_instance(block, vocabulary)
     shard = content.shard[slot]
@@ -111,7 +128,16 @@ def _describe_instance(
 
 
 def _documents_of(content: StepContent, instances: Sequence[Record]) -> set[tuple[int, str]]:
-    """Returns the documents of instances, each with the index of its dataset in the mixture."""
+    """Returns the documents of a step's instances.
+
+    Args:
+        content: What the step read.
+        instances: The records of all its instances.
+
+    Returns:
+        Pairs of the index of a dataset in the mixture, and a document's id as instances hold it, 16
+        hex digits.
+    """
     datasets = content.dataset.tolist()
     return {
         (dataset, instance[name])
@@ -138,13 +164,14 @@ def _describe_origins(
 
 @dataclass(frozen=True)
 class NamedDocument:
-    """A document that was asked for.
+    """A document that was asked for, in one dataset of the mixture.
 
     Attributes:
-        name: What it was called in the question.
-        dataset: The index of a dataset of the mixture that may have it.
-        id: Its id, or the first 16 to 32 hex digits.
-        is_known: Whether the dataset is known to have it. Otherwise its instances will tell.
+        name: The text by which the question named the document.
+        dataset: The index of the dataset in the mixture.
+        id: The first 16 to 32 hex digits of the document's id.
+        is_known: Whether the dataset is known to have the document. A dataset without a list of its
+            documents may have it or not, which is known once its instances were searched.
     """
 
     name: str
@@ -160,13 +187,15 @@ def name_documents(
 
     Args:
         run: The run.
-        names: Beginnings of ids, and SOURCE:PLACE.
-        texts: Files that hold the text of a document each.
-        origins: Looks up places.
+        names: Names of documents. Each is the beginning of an id, or SOURCE:PLACE: the name of a
+            source, and the document's place in it, such as FILE:LINE.
+        texts: Paths of local files. Each holds the whole text of one document.
+        origins: Gives the encoded documents of the datasets, which know the places.
 
     Raises:
-        FileNotFoundError: A file of a text is missing.
-        ValueError: A name names no document, no dataset has it, or places are not known any more.
+        FileNotFoundError: A file of `texts` is missing.
+        ValueError: A name is malformed, no dataset has the document, or a place cannot be looked up
+            because the encoded documents of a dataset were deleted.
     """
     documents: list[NamedDocument] = []
     for name in names:
@@ -187,7 +216,16 @@ def name_documents(
 
 
 def _with_id(run: AskedRun, name: str, dataset: int, id_start: str) -> Iterator[NamedDocument]:
-    """Yields the documents of a dataset whose ids begin with some digits."""
+    """Yields the documents of one dataset whose ids begin with some digits.
+
+    If the dataset has no list of its documents, one document is yielded whose `is_known` is False.
+
+    Args:
+        run: The run.
+        name: The name of the document in the question.
+        dataset: The index of the dataset in the mixture.
+        id_start: The first 16 to 32 hex digits of the id.
+    """
     ids = find_ids(run.mixture[dataset].dataset, id_start)
     if ids is None:
         yield NamedDocument(name, dataset, id_start, is_known=False)
@@ -198,10 +236,11 @@ def _with_id(run: AskedRun, name: str, dataset: int, id_start: str) -> Iterator[
 def _at_place(
     run: AskedRun, name: str, place: DocumentPlace, origins: Origins
 ) -> Iterator[NamedDocument]:
-    """Yields the documents of all datasets that are from a place.
+    """Yields the documents at a place of a source, in every dataset that has this source.
 
     Raises:
-        ValueError: No dataset has a source of that name, or the places of one that has are gone.
+        ValueError: No dataset has a source of that name; or a dataset has it, but its encoded
+            documents, which know the places, were deleted.
     """
     names: list[str] = []
     for dataset, source in enumerate(run.mixture):
@@ -226,7 +265,12 @@ def _at_place(
 
 
 def _of_text(run: AskedRun, name: str, text: bytes) -> Iterator[NamedDocument]:
-    """Yields the documents of all datasets that have a text.
+    """Yields the documents of all datasets that have the text of a file.
+
+    Args:
+        run: The run.
+        name: The path of the file.
+        text: The content of the file.
 
     Raises:
         ValueError: The file is not UTF-8, or is empty.
@@ -270,13 +314,14 @@ def answer_documents(
 
     Args:
         run: The run.
-        documents: The documents.
-        origins: Looks up where they are from; None leaves that out.
-        cache_dir: The folder of the index from documents to instances; None for the default.
-        say: Called with lines for people.
+        documents: The documents, from `name_documents`.
+        origins: Looks up where documents are from; None leaves that out.
+        cache_dir: The folder for the index from documents to instances, which is built if it is not
+            there; None for the default.
+        say: Called with messages about the progress of building the index.
 
     Raises:
-        ValueError: No dataset has one of the documents.
+        ValueError: One of the documents is in no dataset.
     """
     reads, num_instances = _find_all_reads(run, documents, cache_dir, say)
     for name in dict.fromkeys(document.name for document in documents):
@@ -297,7 +342,7 @@ _Key = tuple[int, int]
 
 
 def _key(document: NamedDocument) -> _Key:
-    """Returns the key of a document, whose id instances hold in part only."""
+    """Returns the key by which a document is found in instances, which hold only part of its id."""
     return document.dataset, int(document.id[:_ID_DIGITS], 16)
 
 
@@ -307,17 +352,18 @@ def _find_all_reads(
     cache_dir: str | None,
     say: Callable[[str], object],
 ) -> tuple[dict[_Key, list[Read]], Counter[_Key]]:
-    """Finds the instances that hold documents, and each time that a step read one of them.
+    """Finds the instances that hold some documents, and each time that a step read one of them.
 
     Args:
         run: The run.
         documents: The documents.
-        cache_dir: The folder of the index from documents to instances; None for the default.
-        say: Called with lines for people.
+        cache_dir: As for `answer_documents`.
+        say: As for `answer_documents`.
 
     Returns:
-        The reads of each document in the order of steps; and the number of train instances that
-        hold each document, of the lengths of the run's phases, whether a step read them or not.
+        The reads of each document, in the order of steps; and the number of instances of the train
+        split that hold each document. That number counts the instances of all lengths that the
+        phases of the run have, whether a step read them or not.
     """
     reads: dict[_Key, list[Read]] = {}
     num_instances: Counter[_Key] = Counter()
@@ -348,7 +394,15 @@ def _describe_document(
     num_instances: int,
     origins: Origins | None,
 ) -> Record:
-    """Returns the record of a document that was asked for."""
+    """Returns the record of a document that was asked for.
+
+    Args:
+        run: The run.
+        document: The document.
+        reads: All reads of the document.
+        num_instances: The number of train instances that hold the document.
+        origins: Looks up where the document is from; None leaves that out.
+    """
     steps = [read.step for read in reads if read.step is not None]
     first = min(steps, default=None)
     found = origins.find(document.dataset, [document.id]) if origins else {}

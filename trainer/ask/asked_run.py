@@ -26,19 +26,24 @@ NO_WAIT = WaitPolicy(limit_seconds=0)
 
 @dataclass(frozen=True)
 class AskedRun:
-    """What is known of a run.
+    """The facts about a run by which questions about its steps are answered.
 
     Attributes:
         name: The folder or URL of the run.
-        settings: The settings that decide what its steps read; the others have their defaults.
-        mixture: Its datasets.
-        made: The steps that were made.
+        settings: The run's settings, as far as they decide what steps read. All other settings have
+            their defaults, whatever the run was started with.
+        mixture: The datasets of the run.
+        made: The steps that the run has made, from metrics.jsonl.
         anomalies: The steps whose gradients were not used, in the order in which they were made.
-        checkpoints: The steps of its checkpoints, ascending.
-        states: The states of its streams in the newest checkpoint, by the length in digits.
-        trunk: The run that this run continues, and the step from which on; None if there is none.
+            Steps that the run has undone since are among them.
+        checkpoints: The numbers of steps after which the run's checkpoints were saved, ascending.
+        states: The states of the run's streams in the newest checkpoint. The key is the length of
+            the stream's instances, such as "128".
+        trunk: The run that this run continues, and the number of the last step that was taken over
+            from it; None if this run continues no other.
         left_out: The documents whose instances the run leaves out; None if there are none.
-        knows_refused: Whether `anomalies` is known. At a URL a run has no anomalies.jsonl.
+        knows_refused: Whether it is known which gradients were not used. It is False for a run at a
+            URL, to which anomalies.jsonl is not uploaded.
     """
 
     name: str
@@ -53,14 +58,19 @@ class AskedRun:
     knows_refused: bool = True
 
     def is_used(self, step: int | None) -> bool | None:
-        """Returns whether the gradient of a step was used; None if that is not known."""
+        """Returns whether the gradient of a step was used; None if that is not known.
+
+        Args:
+            step: The number of the step; None for a step of the run that this run continues.
+        """
         return step not in self.refused if self.knows_refused and step is not None else None
 
     @cached_property
     def refused(self) -> dict[int, Anomaly]:
-        """The steps that were made although their gradients were not used, by their numbers.
+        """The anomalies of the steps in `made`, by the numbers of the steps.
 
-        Steps that the run has undone are not among them, although later steps have their numbers.
+        If the run has undone a step and made another one of the same number, the anomaly of the
+        step that was undone is left out.
         """
         of_step = {}
         for anomaly in self.anomalies:
@@ -77,17 +87,21 @@ def opened_run(
     options: Mapping[str, Any] | None = None,
     cache_dir: str | None = None,
 ) -> Iterator[AskedRun]:
-    """Yields a run; files of a run at a URL are copied to this machine as long as the block lasts.
+    """Yields what is known of a run, for a `with` block.
+
+    If the run is at a URL, its files are copied to this machine. The copies are deleted at the end
+    of the block.
 
     Args:
         name: The folder of the run, or its --checkpoint.url.
-        data: URLs of the datasets, if they were moved.
+        data: URLs of the datasets in the order of the run; empty if none was moved.
         options: Options of the filesystems of the run and the datasets.
-        cache_dir: The folder of the index from documents to instances; None for the default.
+        cache_dir: The folder for the index from documents to instances; None for the default.
 
     Raises:
         FileNotFoundError: There is no run, or a dataset is gone.
-        ValueError: A file of the run is damaged, or a dataset is another one than the run's.
+        ValueError: A file of the run is damaged, or a dataset is not the one that the run was
+            trained on.
     """
     with fetched_runs([name], options) as ([folder], _):
         run = RunFolder(Path(folder))
@@ -144,7 +158,7 @@ def decisive_settings(config: Mapping[str, Any], where: str) -> PretrainSettings
 
 
 def _read_checkpoints(store: CheckpointStore) -> tuple[list[int], dict[str, StreamState]]:
-    """Returns the steps of a run's checkpoints, and the states of its streams in the newest one."""
+    """Returns `AskedRun.checkpoints` and `AskedRun.states`; both are empty without a checkpoint."""
     names, _ = store.list_checkpoints()
     if not names:
         return [], {}
@@ -164,8 +178,8 @@ def _open_mixture(
 
     Args:
         name: The run, for messages.
-        facts: What run.json says of its datasets.
-        data: URLs of the datasets, if they were moved.
+        facts: What run.json says of each dataset.
+        data: URLs of the datasets in the order of `facts`; empty if none was moved.
         options: Options of the datasets' filesystem.
 
     Raises:
@@ -190,10 +204,21 @@ def _open_mixture(
 def _open(
     url: str, of_run: Mapping[str, Any], name: str, options: Mapping[str, Any] | None
 ) -> Dataset:
-    """Opens a dataset, and compares it with what run.json says of it.
+    """Opens a dataset, and compares its hashes with those that run.json has of it.
 
-    A dataset that was still being built when the run was launched has no root hash there; what was
-    read of it is compared with the state of the stream later (`trainer.ask.asked_stream`).
+    If the dataset was still being built when the run was launched, run.json has no root hash of it.
+    `trainer.ask.asked_stream` then compares the data that the run has read with the newest
+    checkpoint.
+
+    Args:
+        url: The URL of the dataset.
+        of_run: What run.json says of the dataset.
+        name: The run, for messages.
+        options: Options of the dataset's filesystem.
+
+    Raises:
+        FileNotFoundError: There is no dataset at the URL.
+        ValueError: A hash differs, so it is not the dataset of the run.
     """
     try:
         if Folder(url, options).exists(PLAN):

@@ -1,4 +1,8 @@
-"""Opens the streams of a run: the order of its instances of one length, and the steps on it."""
+"""Opens the streams of a run, to find out which instances each of its steps read.
+
+All phases of one length read one stream, one after another: the train instances of that length in a
+fixed order. A step reads the instances from its position in the stream on.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -29,10 +33,10 @@ class AskedStream:
     Attributes:
         run: The run.
         seq_len: The length of the instances.
-        passes: The passes of the datasets.
-        state: The state of the stream, at the newest checkpoint or at the beginning, with all
-            positions that the run leaves out.
-        made: The steps of these phases.
+        passes: The passes of the datasets, which know the shards of each pass.
+        state: The state of the stream in the newest checkpoint, or at the beginning if there is
+            none. It names all positions that the run skips, even those it began to skip later.
+        made: The steps that the phases of this length have made.
     """
 
     run: AskedRun
@@ -47,7 +51,11 @@ class AskedStream:
         return self.passes.order(self.state)
 
     def global_batch(self, index: int) -> int:
-        """Returns the number of instances of a step, by the step's index in `made`."""
+        """Returns the number of instances of a step.
+
+        Args:
+            index: The index of the step in `made`.
+        """
         return self.run.settings.phases[int(self.made.phase[index])].global_batch
 
     def plan(
@@ -78,7 +86,14 @@ class AskedStream:
                 )
 
     def _check_place(self, index: int) -> None:
-        """Raises a ValueError unless a step and the next one are where the order has them."""
+        """Checks that a step and the next one begin at the positions that the order gives them.
+
+        Args:
+            index: The index of the step in `made`.
+
+        Raises:
+            ValueError: metrics.jsonl has other positions.
+        """
         stretches = next_stretches(
             self.order, int(self.made.position[index]), self.global_batch(index)
         )
@@ -116,7 +131,13 @@ def open_stream(run: AskedRun, seq_len: int) -> AskedStream:
 
 
 def _open_stream(run: AskedRun, seq_len: int) -> AskedStream:
-    """Opens a stream; a FileNotFoundError is about a pass that is not there."""
+    """Opens a stream, as `open_stream` does.
+
+    Raises:
+        FileNotFoundError: A dataset lacks a pass. The message does not say yet that it is the run
+            that has read it.
+        ValueError: As for `open_stream`.
+    """
     settings = run.settings
     phases = settings.phases_of(seq_len)
     made = run.made.of_phases(phases)
@@ -142,9 +163,17 @@ def _open_stream(run: AskedRun, seq_len: int) -> AskedStream:
 
 
 def rollbacks(anomalies: Sequence[Anomaly]) -> list[tuple[int, Stretch]]:
-    """Returns the stretches that a run left out after it went back, each with its phase, in order.
+    """Returns the stretches of positions that a run has skipped since it went back.
 
-    A run goes back after so many refused steps in a row, and leaves all their positions out.
+    A run goes back to a checkpoint after `MOST_SKIPPED` steps in a row whose gradients were not
+    used. It then skips all positions of these steps.
+
+    Args:
+        anomalies: The steps whose gradients were not used, in the order in which they were made.
+
+    Returns:
+        For each time that the run went back, the phase and the stretch: the first position, and one
+        past the last position.
     """
     found = []
     start = 0
@@ -184,7 +213,12 @@ def plan_whole(
 
 
 def _without_contradicted(stretches: Sequence[Stretch], made: MadeSteps) -> list[Stretch]:
-    """Returns the stretches in which no step begins: a run does not begin a step where it skips."""
+    """Returns the stretches that the run can really have skipped: those in which no step begins.
+
+    Args:
+        stretches: Stretches of positions that the run may have skipped.
+        made: The steps that were made.
+    """
     bounds = np.searchsorted(made.position, np.array(stretches, np.int64).reshape(-1, 2))
     return [
         stretch
@@ -194,7 +228,16 @@ def _without_contradicted(stretches: Sequence[Stretch], made: MadeSteps) -> list
 
 
 def _refuse_other_data(run: AskedRun, passes: KnownPasses, saved: StreamState) -> None:
-    """Raises a ValueError if what was read of a dataset has another content now."""
+    """Checks that the data which the run had read at its newest checkpoint have not changed since.
+
+    Args:
+        run: The run.
+        passes: The passes of the datasets as they are now.
+        saved: The state of the stream in the checkpoint.
+
+    Raises:
+        ValueError: The passes of a dataset have another content than the checkpoint says.
+    """
     weights = [dataset.weight for dataset in saved.datasets]
     now = passes.describe(saved.position, weights)
     for source, then, current in zip(run.mixture, saved.datasets, now, strict=True):

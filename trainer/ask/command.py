@@ -53,7 +53,21 @@ def answer(settings: AskSettings) -> None:
 def _answer(
     run: AskedRun, settings: AskSettings, options: Mapping[str, Any] | None
 ) -> Iterator[Record]:
-    """Returns the records of the answer, which are made lazily, after checks of the question."""
+    """Checks the question, and returns an iterator that makes the records of the answer.
+
+    Whether the documents and steps that were asked for exist is checked before this returns, as far
+    as it can be known without reading instances.
+
+    Args:
+        run: The run.
+        settings: The settings of the command, with the question.
+        options: Options of the filesystem of the encoded documents.
+
+    Raises:
+        FileNotFoundError: A file of `--text` is missing.
+        ValueError: The run has not made a step, no dataset has a document, or `--spikes` was asked
+            of a run at a URL.
+    """
     aside = partial(say, is_aside=True)
     lookup = Origins(run.mixture, options)
     origins = lookup if settings.origins else None
@@ -88,7 +102,7 @@ def _as_json(records: Iterable[Record]) -> Iterator[str]:
 
 
 def _describe(settings: AskSettings) -> str:
-    """Returns the question in words, as the title of a page."""
+    """Returns the question in words, for the title of the HTML page."""
     if settings.spikes:
         return "Steps whose gradients were not used"
     if settings.step is not None:
@@ -97,7 +111,13 @@ def _describe(settings: AskSettings) -> str:
 
 
 def _write(output: str, texts: Iterable[str], options: Mapping[str, Any] | None) -> None:
-    """Writes texts to a file or a URL, whole or not at all."""
+    """Writes texts to a file or a URL, whole or not at all, and prints its name.
+
+    Args:
+        output: The path or URL of the file.
+        texts: The parts of the file's content, in order.
+        options: Options of the file's filesystem.
+    """
     with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="beambert-ask-") as file:
         for text in texts:
             file.write(text)

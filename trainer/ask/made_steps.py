@@ -20,12 +20,12 @@ _REMEDY = "restore the file, or remove the line"
 
 @dataclass(frozen=True)
 class MadeSteps:
-    """The steps of a run, ascending; all arrays are int64 [S].
+    """S steps of a run in ascending order. All arrays are int64 [S].
 
     Attributes:
         step: The number of each step over the whole run, from 1.
-        phase: The index of its phase.
-        position: The position in its stream of its first instance.
+        phase: The index of each step's phase.
+        position: The stream position of each step's first instance.
     """
 
     step: Array
@@ -36,12 +36,20 @@ class MadeSteps:
         return len(self.step)
 
     def of_phases(self, phases: list[int]) -> "MadeSteps":
-        """Returns the steps of some phases."""
+        """Returns the steps of some phases.
+
+        Args:
+            phases: The indices of the phases.
+        """
         chosen = np.isin(self.phase, phases)
         return MadeSteps(self.step[chosen], self.phase[chosen], self.position[chosen])
 
     def find(self, step: int) -> int | None:
-        """Returns the index of a step, or None if it was not made."""
+        """Returns the index of a step in the arrays, or None if the step was not made.
+
+        Args:
+            step: The number of the step over the whole run.
+        """
         index = int(np.searchsorted(self.step, step))
         is_made = index < len(self.step) and int(self.step[index]) == step
         return index if is_made else None
@@ -49,16 +57,17 @@ class MadeSteps:
 
 @dataclass(frozen=True)
 class Anomaly:
-    """A step whose gradient was not used, as a row of anomalies.jsonl says it.
+    """A step whose gradient was not used, from a row of anomalies.jsonl.
 
     Attributes:
-        step: The number of the step.
-        phase: The index of its phase.
-        start: The position in the stream of its first instance.
-        stop: One past the position of its last instance.
-        in_a_row: How many steps in a row were not used, this one included.
-        grad_norm: The norm of the gradient, as a number or in words, such as "nan".
-        limit: The norm from which on a gradient is not used; None if any finite one is used.
+        step: The number of the step over the whole run.
+        phase: The index of the step's phase.
+        start: The stream position of the step's first instance.
+        stop: One past the stream position of the step's last instance.
+        in_a_row: The number of steps in a row whose gradients were not used, up to this step.
+        grad_norm: The norm of the gradient: a number, or text such as "nan" if it is not finite.
+        limit: The least norm with which the gradient would not be used; None if every finite
+            gradient would be used.
     """
 
     step: int
@@ -71,14 +80,16 @@ class Anomaly:
 
 
 def read_made_steps(path: Path, where: str) -> MadeSteps:
-    """Returns the steps that a metrics.jsonl has rows of; the last row of a step counts.
+    """Returns the steps that a metrics.jsonl has rows about.
+
+    If a step was undone and made again, it has several rows, of which the last one counts.
 
     Args:
         path: The file. If it does not exist, no step was made.
         where: What messages call the file.
 
     Raises:
-        ValueError: A line is no row.
+        ValueError: A line is not a JSON object, or lacks the step, the phase or the position.
     """
     rows = np.array([*_step_rows(path, where)], np.int64).reshape(-1, 3)
     _, from_behind = np.unique(rows[::-1, 0], return_index=True)
@@ -94,7 +105,7 @@ def read_anomalies(run: RunFolder, where: str) -> list[Anomaly]:
         where: What messages call the file.
 
     Raises:
-        ValueError: A line is no row.
+        ValueError: A line is not a JSON object, or lacks a field of `Anomaly`.
     """
     return [
         _parse_anomaly(row, f"{where}, line {number}")
@@ -103,7 +114,10 @@ def read_anomalies(run: RunFolder, where: str) -> list[Anomaly]:
 
 
 def _step_rows(path: Path, where: str) -> Iterator[tuple[int, int, int]]:
-    """Yields step, phase and position of each row about a step."""
+    """Yields the step, the phase and the position in each row of metrics.jsonl about a step.
+
+    Rows of other splits, such as those of validation, are left out.
+    """
     for number, line in enumerate(_whole_lines(path), start=1):
         match = _ROW.match(line)
         if match is not None:
@@ -121,20 +135,35 @@ def _step_rows(path: Path, where: str) -> Iterator[tuple[int, int, int]]:
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:
-    """Yields the lines of a file, but not a last one that is being written."""
+    """Yields the lines of a file, except for a last line without a line end.
+
+    A run may be writing that line just now. There are no lines if the file does not exist.
+    """
     if path.is_file():
         with path.open("rb") as file:
             yield from (line for line in file if line.endswith(b"\n"))
 
 
 def _objects(path: Path, where: str) -> Iterator[dict[str, Any]]:
-    """Yields the lines of a file as objects."""
+    """Yields the JSON object in each line of a file.
+
+    Raises:
+        ValueError: A line is not a JSON object.
+    """
     for number, line in enumerate(_whole_lines(path), start=1):
         yield _parse(line, f"{where}, line {number}")
 
 
 def _parse(line: bytes, where: str) -> dict[str, Any]:
-    """Returns the object of a line; raises a ValueError if there is none."""
+    """Returns the JSON object in a line.
+
+    Args:
+        line: The line.
+        where: The file and the number of the line, for the message.
+
+    Raises:
+        ValueError: The line is not a JSON object.
+    """
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -145,7 +174,15 @@ def _parse(line: bytes, where: str) -> dict[str, Any]:
 
 
 def _parse_anomaly(row: dict[str, Any], where: str) -> Anomaly:
-    """Returns a row of anomalies.jsonl as a record."""
+    """Returns the `Anomaly` in a row of anomalies.jsonl.
+
+    Args:
+        row: The JSON object in a line.
+        where: The file and the number of the line, for the message.
+
+    Raises:
+        ValueError: A field is missing or has another type.
+    """
     try:
         start, stop = row["positions"]
         return Anomaly(

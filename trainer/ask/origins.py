@@ -1,4 +1,8 @@
-"""Says where documents are from, as long as their datasets' encoded documents still exist."""
+"""Looks up where the documents of a run's datasets are from: source, place and first words.
+
+The origins are in the encoded documents (tokens/) that a dataset was built from. If these were
+deleted, the origins of the dataset's documents are not known any more.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,11 +29,11 @@ class Origin:
     """Where a document is from.
 
     Attributes:
-        id: The whole id, 32 hex digits.
-        source: The name of its source.
+        id: The whole id of the document, 32 hex digits.
+        source: The name of the document's source.
         language: The language of the source.
-        place: Its place in the input, such as FILE:LINE.
-        opening: Its first words, as the vocabulary has them.
+        place: The document's place in the input, such as FILE:LINE.
+        opening: The document's first 16 tokens as text, with spaces between words.
     """
 
     id: str
@@ -40,14 +44,21 @@ class Origin:
 
 
 class Origins:
-    """Looks up documents of the datasets of a run."""
+    """Finds where documents of a run's datasets are from, by their ids.
+
+    The encoded documents of a dataset are opened when they are first needed.
+
+    Attributes:
+        tokens: Takes the index of a dataset in the mixture, and returns its encoded documents, or
+            None if they were deleted.
+    """
 
     def __init__(self, mixture: Mixture, options: Mapping[str, Any] | None) -> None:
-        """Reads nothing yet.
+        """Remembers the datasets, from which nothing is read yet.
 
         Args:
-            mixture: The datasets.
-            options: Options of the filesystem of their encoded documents.
+            mixture: The datasets of the run.
+            options: Options of the filesystem of the datasets' encoded documents.
         """
         self._mixture = mixture
         self._options = options
@@ -57,11 +68,15 @@ class Origins:
         )
 
     def find(self, dataset: int, ids: Sequence[str]) -> dict[str, Origin]:
-        """Returns the origins of documents by the given ids; documents without one are left out.
+        """Returns where documents of one dataset are from.
 
         Args:
             dataset: The index of the dataset in the mixture.
             ids: The first 16 to 32 hex digits of the documents' ids.
+
+        Returns:
+            A dict from each entry of `ids` to the origin of its document. Documents that are not
+            found are left out. The dict is empty if the encoded documents were deleted.
 
         Raises:
             ValueError: A file of the encoded documents is missing or damaged.

@@ -22,9 +22,9 @@ def render_answer(name: str, question: str, records: Iterable[Record]) -> str:
     """Returns the whole page as HTML, in which all text is escaped.
 
     Args:
-        name: The run.
-        question: What was asked.
-        records: The records of the answer.
+        name: The folder or URL of the run, as the user gave it.
+        question: The question in words, for the title.
+        records: The records of the answer, in their order.
 
     Raises:
         ValueError: There are more than MOST_RECORDS records.

@@ -15,19 +15,21 @@ from trainer.stream.order.stretches import next_stretches
 
 @dataclass(frozen=True)
 class Read:
-    """An instance with a document, at one of the times that a step read it.
+    """One time that a step read an instance which holds a given document.
+
+    If the run continues another run, a step of that other run may have read the instance. The step,
+    the phase and the slot are then None.
 
     Attributes:
         document: The first 64 bits of the document's id.
-        step: The number of the step over the whole run; None if the run that this one continues
-            made it.
-        phase: The index of the phase; None as for `step`.
-        seq_len: The length of the instances.
-        position: The stream position at which the instance was drawn.
-        slot: The instance's place in the global batch; None as for `step`.
-        dataset: The name of the dataset.
-        epoch: The epoch of that dataset.
-        pass_index: The pass that the epoch reads.
+        step: The number of the step over the whole run, or None.
+        phase: The index of the step's phase, or None.
+        seq_len: The length of the instance in tokens.
+        position: The position of the instance in the stream.
+        slot: The number of the instance in the step's global batch, from 0, or None.
+        dataset: The name of the dataset that the instance is from.
+        epoch: The epoch of that dataset, from 0.
+        pass_index: The pass of the dataset that the epoch reads.
         shard: The shard's path, relative to the dataset.
         row: The row of the instance in the shard.
         is_a: Whether segment A is from the document.
@@ -50,14 +52,15 @@ class Read:
 
 
 def find_reads(stream: AskedStream, dataset: int, found: Found) -> list[Read]:
-    """Returns one `Read` for each time that a step read one of some instances.
+    """Returns one `Read` for each time that a step read one of the given instances.
 
-    They are in the order of steps, and of the instances' places in the global batch (slots).
+    The reads are sorted by step, and within a step by slot, the instance's number in the batch.
 
     Args:
         stream: The stream whose steps are looked at.
         dataset: The index of a dataset in the mixture.
-        found: The instances to look for: train instances of that dataset, of the stream's length.
+        found: The instances to look for. They are from the train split of that dataset, and have
+            the stream's length.
     """
     if not len(found) or not len(stream.made):
         return []
@@ -73,12 +76,12 @@ def find_reads(stream: AskedStream, dataset: int, found: Found) -> list[Read]:
 class _Candidate:
     """A possible read, which `_confirmed` checks: an instance and the step that may have read it.
 
-    The step has read the instance if the instance's position is not skipped and is before the
-    step's end.
+    The step has read the instance unless the run skips the instance's position, or the step ends
+    before it.
 
     Attributes:
-        made: The index in `stream.made` of the last step that begins at or before the position; -1
-            if every step begins after it.
+        made: The index in `AskedStream.made` of the step, which is the last one that begins at or
+            before the position; -1 if every step begins after the position.
         position: The stream position of the instance.
         epoch: The epoch of the dataset.
         shard: The index of the instance's shard in its pass.
@@ -136,9 +139,9 @@ def _confirmed(
 ) -> Iterator[Read]:
     """Yields the reads among candidates.
 
-    The steps are planned again. A candidate is a read if the plan of its step has the instance. A
-    candidate before the first step is a read by the run that this run continues, if there is one
-    and the position exists.
+    To check a candidate, it is planned again which instances the candidate's step read. A candidate
+    before the first step of this run was read by the run that this run continues, if there is such
+    a run and if the stream does not skip the position.
 
     Args:
         stream: The stream.
@@ -164,10 +167,10 @@ def _find_slot(rows: Rows, dataset: int, candidate: _Candidate, row: int) -> int
     """Returns the slot of an instance in a global batch; None if the batch does not have it.
 
     Args:
-        rows: The rows of the batch, as ranges of rows of whole shards.
-        dataset: The index of the dataset.
+        rows: The instances of the batch, as ranges of rows of shards (`AskedStream.plan`).
+        dataset: The index of the dataset in the mixture.
         candidate: The instance.
-        row: Its row in the shard.
+        row: The row of the instance in its shard.
     """
     is_here = (rows.dataset == dataset) & (rows.epoch == candidate.epoch)
     is_here &= (rows.shard == candidate.shard) & (rows.start <= row) & (row < rows.stop)

@@ -7,7 +7,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class AskSettings:
-    """Says what the steps of a run read: instances and documents, from tables and blocks alone.
+    """Says which instances and documents the steps of a run read, without loading the model.
 
     Attributes:
         run: The folder of the run, or its --checkpoint.url.

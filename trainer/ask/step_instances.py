@@ -1,4 +1,7 @@
-"""Reads the instances of a step, in the order of slots, with the masks that the step saw."""
+"""Reads the instances of a step, with the masks that the step saw.
+
+The instances are in the order of their slots, which are their numbers in the step's global batch.
+"""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +22,7 @@ from trainer.stream.order.state import merge_stretches
 from trainer.stream.order.stretches import next_stretches
 
 LEFT_TO_RIGHT = "left-to-right"
-"""The objective that masks nothing."""
+"""The value of the setting `objective` with which no token is masked."""
 _AT_ONCE = 8
 _KEPT_BLOCKS = 512
 """Blocks that stay in memory, because the next step reads on in them: at most some 200 MB."""
@@ -27,20 +30,21 @@ _KEPT_BLOCKS = 512
 
 @dataclass(frozen=True)
 class StepContent:
-    """What one step read.
+    """The N instances that one step read, in the order of their slots.
 
     Attributes:
         step: The number of the step over the whole run.
-        phase: The index of its phase.
-        seq_len: The length of the instances.
-        position: The position in the stream of its first instance.
-        anomaly: Why its gradient was not used; None if it was used.
-        is_undone: Whether the run went back to a checkpoint before this step.
-        dataset: [N] the index of each instance's dataset in the mixture.
-        epoch: [N] the epoch of that dataset.
-        shard: The shard of each of the N instances.
-        row: [N] the instance's row in the shard.
-        block: The N instances, with the masks that the step saw.
+        phase: The index of the step's phase.
+        seq_len: The length of the instances in tokens.
+        position: The stream position of the first instance.
+        anomaly: Why the step's gradient was not used; None if it was used.
+        is_undone: Whether the run has undone the step, because it went back to a checkpoint before
+            the step.
+        dataset: The index of each instance's dataset in the mixture, int64 [N].
+        epoch: The epoch of that dataset in which each instance was read, int64 [N].
+        shard: The shard of each instance.
+        row: The row of each instance in its shard, int64 [N].
+        block: The tokens of the instances, with the masks that the step saw.
     """
 
     step: int
@@ -57,10 +61,14 @@ class StepContent:
 
 
 class StepReader:
-    """Reads the instances of steps of a run; blocks that neighbouring steps share are read once."""
+    """Reads the instances of steps of a run.
+
+    Blocks of shards are kept in memory, so a block that several steps have read is usually read
+    only once here.
+    """
 
     def __init__(self, run: AskedRun) -> None:
-        """Opens nothing yet.
+        """Remembers the run, whose streams and shards are opened when they are first needed.
 
         Args:
             run: The run.
@@ -71,14 +79,17 @@ class StepReader:
         self._block = lru_cache(maxsize=_KEPT_BLOCKS)(self._read_block)
 
     def read(self, steps: Sequence[int]) -> Iterator[StepContent]:
-        """Yields the contents of steps that were made and not undone, lazily.
+        """Yields what some steps read, lazily.
+
+        If the run has undone a step and made another one of the same number, the later one is
+        yielded.
 
         Args:
-            steps: Ascending numbers of steps.
+            steps: Ascending numbers of steps over the whole run.
 
         Raises:
             FileNotFoundError: A shard is missing.
-            ValueError: A step was not made, or a file is damaged.
+            ValueError: A step was not made by this run, or a file is damaged.
         """
         self.refuse_not_made(steps)
         for step in steps:
@@ -94,7 +105,9 @@ class StepReader:
             yield self._content(stream, step, phase, position, rows, anomaly, is_undone=False)
 
     def read_refused(self) -> Iterator[StepContent]:
-        """Yields the contents of the steps whose gradients were not used, in their order.
+        """Yields what the steps read whose gradients were not used, lazily.
+
+        They are in the order in which they were made. Steps that the run has undone are among them.
 
         Raises:
             FileNotFoundError: A shard is missing.
@@ -117,7 +130,14 @@ class StepReader:
             )
 
     def refuse_not_made(self, steps: Sequence[int]) -> None:
-        """Raises a ValueError if a step was not made, or another run made it."""
+        """Checks that this run has made some steps.
+
+        Args:
+            steps: The numbers of the steps over the whole run.
+
+        Raises:
+            ValueError: A step was not made, or was made by the run that this run continues.
+        """
         made = self._run.made
         name = self._run.name
         trunk = self._run.trunk
@@ -147,11 +167,11 @@ class StepReader:
         Args:
             stream: The stream of the step.
             step: The number of the step over the whole run.
-            phase: The index of its phase.
-            position: The stream position of its first instance.
-            rows: Its N instances as ranges of rows of blocks.
-            anomaly: Why its gradient was not used; None if it was used.
-            is_undone: Whether the run went back to a checkpoint before this step.
+            phase: The index of the step's phase.
+            position: The stream position of the step's first instance.
+            rows: The instances of the step, as ranges of rows of blocks.
+            anomaly: Why the step's gradient was not used; None if it was used.
+            is_undone: Whether the run has undone the step.
         """
         passes = stream.order.datasets
         block_size = block_instances(stream.seq_len)
@@ -191,10 +211,10 @@ class StepReader:
         )
 
     def _read_rows(self, rows: Rows, shards: Sequence[Shard]) -> Block:
-        """Reads ranges of rows of blocks, in their order.
+        """Reads the instances of a step, and returns them as one block, in the order of `rows`.
 
         Args:
-            rows: R ranges, none of which crosses the border of a block.
+            rows: The instances, as ranges of rows of blocks. Each range is within one block.
             shards: The shard of each range.
         """
         datasets = rows.dataset.tolist()
@@ -219,7 +239,13 @@ class StepReader:
         return MaskRedraw(datasets, seq_len, settings.seed, partial(settings.mask_share, phase))
 
     def _read_block(self, dataset: int, shard: Shard, number: int) -> Block:
-        """Reads one block of a shard of a dataset of the mixture."""
+        """Reads one block of a shard.
+
+        Args:
+            dataset: The index of the shard's dataset in the mixture.
+            shard: The shard.
+            number: The index of the block in the shard.
+        """
         return read_block(self._run.mixture[dataset].dataset, shard, number)
 
 
@@ -236,8 +262,8 @@ def _without_masks(block: Block) -> Block:
 def _as_it_was(stream: AskedStream, number: int) -> AskedStream:
     """Returns a stream as it was when the run made a step that it has undone since.
 
-    After it had undone the step, the run left the step's positions out. The returned stream has
-    these positions, but not the positions that were left out because of earlier steps.
+    When the run undid the step, it began to skip the step's positions. The returned stream does not
+    skip them yet. It skips only the positions that the run skipped before.
 
     Args:
         stream: The stream as it is now.

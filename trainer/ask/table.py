@@ -37,7 +37,11 @@ def format_records(records: Iterable[Record]) -> Iterator[str]:
 
 
 def _more_reads(num_reads: int) -> Iterator[str]:
-    """Yields a line about the reads that are not listed, if there are any."""
+    """Yields a line that says how many reads of a document are not listed, if there are any.
+
+    Args:
+        num_reads: The number of all reads of the document.
+    """
     if num_reads > _SHOWN_READS:
         yield f"  and {num_reads - _SHOWN_READS:,} more; --format jsonl lists all"
 
@@ -66,7 +70,12 @@ def describe_refusal(record: Record) -> str:
 
 
 def describe_checkpoints(steps: list[int], step: int | None) -> str:
-    """Returns which checkpoints are from before a step, or exist at all if there is no step."""
+    """Returns words for the checkpoints that were saved before a step, of which five are named.
+
+    Args:
+        steps: The steps of these checkpoints, ascending.
+        step: The step; None if there is no such step and `steps` are those of all checkpoints.
+    """
     shown = ", ".join(f"{each:,}" for each in steps[-5:])
     more = f"{len(steps) - 5:,} earlier and " if len(steps) > 5 else ""
     if step is None:
@@ -77,11 +86,12 @@ def describe_checkpoints(steps: list[int], step: int | None) -> str:
 
 
 def _format_instance(record: Record, follows: bool) -> Iterator[str]:
-    """Yields the line of an instance; before the first instance also the column names.
+    """Yields the line of an instance, after a line of column names if it is the first of a step.
 
     Args:
         record: The record of the instance.
-        follows: Whether the record before is of an instance too.
+        follows: Whether the previous record was of an instance too. The column names are then
+            already there.
     """
     if not follows:
         yield (
@@ -98,11 +108,15 @@ def _format_instance(record: Record, follows: bool) -> Iterator[str]:
 
 
 def _format_document(record: Record, follows: bool) -> Iterator[str]:
-    """Yields the lines about a document: many if it was asked for, two if a step names it.
+    """Yields the lines about a document.
+
+    A document that was asked for has a paragraph of its own, which also says how often it was read.
+    A document of a step has two lines. The first document of a step has a heading before them.
 
     Args:
         record: The record of the document.
-        follows: Whether the record before is of a document too.
+        follows: Whether the previous record was of a document too. The heading is then already
+            there.
     """
     if "asked" not in record:
         if not follows:
@@ -126,10 +140,13 @@ def describe_origin(record: Record) -> str:
 
 
 def describe_reads(record: Record) -> list[tuple[str, str]]:
-    """Returns what is known about the reads of a document, as pairs of a row's name and its text.
+    """Returns what is known about the reads of a document, as the rows of a small table.
 
     Args:
         record: The record of a document that was asked for.
+
+    Returns:
+        Pairs of a name and a text, such as ("read", "never by a step of this run").
     """
     instances = f"in {record['instances']:,} train instances of the run's lengths"
     if record["is_left_out"]:
@@ -163,11 +180,12 @@ def describe_reads(record: Record) -> list[tuple[str, str]]:
 
 
 def _format_read(record: Record, follows: bool) -> Iterator[str]:
-    """Yields the line of a read; before the first read of a document also the column names.
+    """Yields the line of a read, after a line of column names if it is the first of a document.
 
     Args:
         record: The record of the read.
-        follows: Whether the record before is of a read too.
+        follows: Whether the previous record was of a read too. The column names are then already
+            there.
     """
     if not follows:
         yield (
@@ -184,7 +202,11 @@ def _format_read(record: Record, follows: bool) -> Iterator[str]:
 
 
 def describe_segments(record: Record) -> str:
-    """Returns in which segments of an instance a document is."""
+    """Returns which segments of an instance are from a document: "A", "A and B" or "random B".
+
+    Args:
+        record: The record of a read of the document.
+    """
     if record["is_a"] and record["is_b"]:
         return "A and B"
     return "A" if record["is_a"] else "random B"
