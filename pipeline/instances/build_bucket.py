@@ -1,9 +1,10 @@
 """Turns the documents of a bucket into blocks of masked instances.
 
-Documents are sorted and copies dropped; then pairs are made, shuffled, gathered and masked. A pair
-is two spans of the bucket's tokens until it is gathered. Pairs are shuffled as spans, and gathered
-and masked for 16 blocks at a time, a mask group. So memory holds the tokens of the bucket and one
-mask group, but never all instances.
+A bucket is a share of the documents of a dataset. Its documents are sorted by their ids, and copies
+are dropped. Then sentence pairs are made and shuffled. At this point a pair is only two spans, the
+first and the last token of each segment in the bucket's tokens. Last, the tokens of the pairs are
+copied into instances and masked, for 16 blocks at a time, which are called a mask group. So memory
+holds the tokens of the bucket and one mask group, but never all instances.
 """
 
 from collections.abc import Iterable, Iterator
@@ -39,8 +40,9 @@ class InstanceRule:
         masking: The rule by which instances are masked.
         nsp_balance: "reference" draws a random B as often as google-research/bert, "exact" for half
             of the instances.
-        weights: How often a pass uses a document, in millionths, by the number of its source;
-            empty if each document is used once.
+        weights: For each source, how often a pass uses one of its documents, in millionths: 500,000
+            uses every second document, 2,000,000 uses each twice. Empty if each document is used
+            once.
     """
 
     seq_len: int
@@ -61,12 +63,13 @@ class BucketDocuments:
 
     Attributes:
         ids: [D] ids of 16 bytes each.
-        sentence_offsets: [D + 1] the first sentence of each document, and S.
+        sentence_offsets: [D + 1] the index of the first sentence of each document, and S at the
+            end.
         sentence_lengths: [S] the number of tokens of each sentence.
         tokens: [T] uint16 or uint32, the tokens of all sentences.
         sources: [D] the number of each document's source.
         rows: The number of documents that arrived, copies included.
-        checksum: The sum of the crc32 of all documents that arrived.
+        checksum: The sum of the crc32 of all documents that arrived, copies included.
     """
 
     ids: list[bytes]
@@ -79,10 +82,10 @@ class BucketDocuments:
 
 
 def gather_documents(documents: Iterable[TokenizedDocument]) -> BucketDocuments:
-    """Sorts a bucket's documents, drops copies, and lays the documents end to end.
+    """Returns a bucket's documents without copies, sorted by id and laid end to end.
 
-    If copies are from several sources, the copy of the first source stays. Memory holds the tokens
-    twice.
+    Copies have the same id. The copy from the source with the lowest number is kept. While this
+    function runs, memory holds the tokens twice.
 
     Args:
         documents: The documents of the bucket in any order, with copies.
@@ -121,10 +124,15 @@ def gather_documents(documents: Iterable[TokenizedDocument]) -> BucketDocuments:
 
 
 def _is_before(document: TokenizedDocument, lengths: npt.NDArray[np.unsignedinteger]) -> bool:
-    """Returns whether a copy replaces another one of the same source with these sentence lengths.
+    """Returns whether a document replaces a copy of it, from the same source, that arrived before.
 
-    Copies may be split into different sentences. Which one is taken must not depend on the order
-    in which they arrive.
+    Copies may be split into different sentences. The copy whose list of sentence lengths is the
+    smaller one, compared number by number, is kept. So the choice does not depend on the order in
+    which copies arrive.
+
+    Args:
+        document: The document that has arrived now.
+        lengths: The numbers of tokens of the sentences of the copy that arrived before.
     """
     return bool(document.sentence_lengths.tolist() < lengths.tolist())
 
@@ -183,7 +191,13 @@ def count_source_tokens(
 def _shuffled_pairs(
     documents: BucketDocuments, rule: InstanceRule, pass_index: int, bucket_name: str
 ) -> Pairs:
-    """Returns the pairs of a bucket for one pass, in random order (docs/format.md, section 5)."""
+    """Returns the pairs of a bucket for one pass, in random order (docs/format.md, section 5).
+
+    The arguments are those of `build_bucket`.
+
+    Raises:
+        ValueError: There are fewer than two distinct documents, or the pass uses none of them.
+    """
     names = [document_id.hex() for document_id in documents.ids]
     rows: list[int] | None = None
     if rule.weights:
@@ -229,9 +243,7 @@ def _build_group(
     rule: InstanceRule,
     rng: Random,
 ) -> Block:
-    """Makes masked instances of a group of pairs, as one large block.
-
-    The tokens of the pairs are copied from the bucket. One generator masks all of them.
+    """Returns the masked instances of a mask group in one block, which `build_bucket` then cuts.
 
     Args:
         tokens: [T] the tokens of the bucket.

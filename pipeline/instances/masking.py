@@ -1,10 +1,10 @@
 """Masks packed instances for masked language modelling.
 
-The numbers of masked positions, the candidates and the 80/10/10 rule are those of docs/parity.md,
-section 2; the random draws are not those of the reference. A build masks the instances of 16 blocks
-at once, a mask group, with one generator: the same instances in another group would get other
-masks. When a training run draws masks anew, every instance has its own seed (docs/order.md, Masks
-drawn anew).
+How many positions are masked, which tokens may be masked, and the 80/10/10 rule are the same as in
+google-research/bert (docs/parity.md, section 2). The random draws are different ones. A build masks
+16 blocks of instances with one generator. They are called a mask group, and the same instance in
+another group would get another mask. When a training run draws masks anew, every instance has its
+own seed (docs/order.md, Masks drawn anew).
 
 Shapes: N instances, T packed tokens, M masked positions, W tokens of an instance.
 """
@@ -35,14 +35,16 @@ Ids = npt.NDArray[np.unsignedinteger]
 
 
 class Keys(NamedTuple):
-    """The random keys of the tokens of N instances. Tokens with the smallest keys are masked.
+    """Says how the random keys of the tokens of N instances are computed.
 
-    SplitMix64 draws words of 64 bits from a seed. The key of a token is one half of such a word.
+    The tokens of an instance that have the smallest keys are masked. From a seed, SplitMix64 makes
+    a sequence of words of 64 bits. Each word has two halves of 32 bits, and each half is the key of
+    one token. Half number 2 * k is the low half of word k, and 2 * k + 1 is its high half.
 
     Attributes:
         seeds: [N] the seed of each instance's keys.
-        firsts: [N] the number of the half-word that is the key of the instance's first token. The
-            next tokens have the next half-words.
+        firsts: [N] the number of the half that is the key of the instance's first token. The token
+            at position p has the half number firsts + p.
         position_bits: [N] how many of a key's low bits are replaced by the token's position.
     """
 
@@ -74,30 +76,35 @@ class GroupDraws(NamedTuple):
         return Keys(seeds[grid], row * widths[grid], position_bits[grid])
 
     def words(self, counts: npt.NDArray[np.int64], _first: int) -> Words:
-        """Draws random 64-bit words, which all differ, for each instance.
+        """Draws random 64-bit words for each instance. No two of the words are equal.
 
         Args:
             counts: [N] the number of words for each instance.
+            _first: Ignored; `InstanceDraws.words` needs it.
 
         Returns:
-            [sum of counts] uint64, the words of one instance after those of another.
+            [sum of counts] uint64, the words of the first instance, then those of the second, and
+                so on.
         """
         return random_words(int(counts.sum()), self.rng)
 
 
 class InstanceDraws(NamedTuple):
-    """The random draws of instances that have a seed each, however they are grouped.
+    """The random draws of instances that have one seed each.
+
+    Other instances that are masked in the same call do not change them.
 
     Attributes:
         seeds: [N] the seed of each instance.
-        position_bits: The number of bits of the largest position of an instance.
+        position_bits: The number of bits that hold the largest position of any instance; 7 for
+            instances of at most 128 tokens.
     """
 
     seeds: Words
     position_bits: int
 
     def keys(self, lengths: npt.NDArray[np.int64]) -> Keys:
-        """Returns the keys of instances, which begin with the first word of each seed.
+        """Returns the keys of instances. The first word of an instance's seed gives its first keys.
 
         Args:
             lengths: [N] the number of tokens of each instance.
@@ -113,7 +120,8 @@ class InstanceDraws(NamedTuple):
             first: The number of the first word that is taken from each seed.
 
         Returns:
-            [sum of counts] uint64, the words of one instance after those of another.
+            [sum of counts] uint64, the words of the first instance, then those of the second, and
+                so on.
         """
         starts = np.cumsum(counts) - counts - first
         places = np.arange(counts.sum()) - np.repeat(starts, counts)
@@ -185,7 +193,8 @@ class MaskedInstances:
         masked_lm_positions: [M] masked positions, counted from the instance's [CLS], and ascending
             in each instance.
         masked_lm_ids: [M] the original tokens at these positions.
-        masked_offsets: [N + 1] the first masked position of each instance, and M.
+        masked_offsets: [N + 1] the index in `masked_lm_positions` of each instance's first masked
+            position, and M at the end.
     """
 
     input_ids: Ids
@@ -227,7 +236,10 @@ def mask_instances(
 def count_predictions(lengths: npt.NDArray[np.integer], rule: MaskingRule) -> npt.NDArray[np.int64]:
     """Returns the number of positions to mask in each instance: [N] (docs/parity.md 2.3).
 
-    Halves are rounded to the even number. With whole words fewer may be masked.
+    The number is the instance's length times masked_lm_prob, rounded; a half is rounded to the even
+    number. It is at least 1, and at most `max_predictions` and the number of tokens that are not
+    special. If whole words are masked, fewer positions may be masked in the end, because the words
+    that are left may be too long.
 
     Args:
         lengths: [N] the number of tokens of each instance.
@@ -245,7 +257,7 @@ def _choose_tokens(
     counts: npt.NDArray[np.int64],
     draws: Draws,
 ) -> npt.NDArray[np.int64]:
-    """Chooses the tokens with the smallest random keys of each instance, to be masked.
+    """Chooses the tokens to mask: those of each instance that have the smallest random keys.
 
     Args:
         offsets: [N + 1] the index of the first token of each instance, and at the end T, the number
@@ -278,15 +290,16 @@ def _choose_tokens(
 def _draw_keys(
     numbers: npt.NDArray[np.int64], seed: Words, position_bits: np.uint8
 ) -> npt.NDArray[np.uint32]:
-    """Returns the keys of an instance's tokens, which are half-words of its seed.
+    """Returns the keys of an instance's tokens: [W] uint32 (`Keys`).
 
-    The low bits of a key are replaced by the token's position. So keys differ, and every way of
-    sorting gives the same order. That leaves 23 random bits at 512 tokens: in one of 16,000
-    instances a tie decides which of two tokens is masked, and it is the earlier one.
+    The low bits of a key are replaced by the token's position. So no two keys are equal, and every
+    sorting algorithm gives the same order. At 512 tokens this leaves 23 random bits. In one of
+    16,000 instances two tokens have the same random bits and only one of them is masked; then it is
+    the earlier one.
 
     Args:
-        numbers: [W] the numbers of the half-words.
-        seed: [1] the seed.
+        numbers: [W] which half of the words of the seed is the key of each token.
+        seed: [1] the seed of the instance's keys.
         position_bits: How many low bits are replaced.
     """
     words = words_at(seed, numbers.astype(np.uint64) // 2)
@@ -302,7 +315,7 @@ def _choose_words(
     counts: npt.NDArray[np.int64],
     draws: Draws,
 ) -> npt.NDArray[np.int64]:
-    """Chooses whole words to mask. Words end where segments end (docs/parity.md 5).
+    """Chooses whole words to mask. No word goes on from segment A to B (docs/parity.md 5).
 
     Args:
         continues: [T] whether each token continues a word.
@@ -333,18 +346,20 @@ def _take_words(
     counts: npt.NDArray[np.int64],
     draws: Draws,
 ) -> npt.NDArray[np.bool_]:
-    """Takes words of each instance in random order until enough tokens are chosen.
+    """Chooses words of each instance in random order until enough tokens are chosen.
 
-    A word that has more tokens than are left to choose is passed over (docs/parity.md 2.4).
+    If a word has more tokens than may still be chosen, it is not chosen, and the next word is tried
+    (docs/parity.md 2.4).
 
     Args:
-        word_lengths: The number of tokens of each word.
-        word_offsets: [N + 1] the first word of each instance, and the number of words.
-        counts: [N] the most tokens to choose of each instance.
+        word_lengths: [words] the number of tokens of each word, of all instances end to end.
+        word_offsets: [N + 1] the index of the first word of each instance, and the number of all
+            words at the end.
+        counts: [N] the most tokens to choose in each instance.
         draws: The random draws.
 
     Returns:
-        Whether each word is chosen.
+        [words] whether each word is chosen.
     """
     num_words = np.diff(word_offsets)
     left = counts.copy()

@@ -1,9 +1,10 @@
 """Makes sentence pairs for next sentence prediction, as spans of a bucket's tokens.
 
 Random draws are made in the order of docs/parity.md 1.2-1.8, so the same generator makes the same
-pairs as google-research/bert `create_pretraining_data.py`. A segment is a sequence of consecutive
-tokens of one document, also after truncation, so two offsets describe it. This module is the
-definition. If the compiled loops (_instances.c) are there, they are used, and make the same pairs.
+pairs as google-research/bert `create_pretraining_data.py`. The tokens of a segment are consecutive
+tokens of one document, and stay so when the segment is truncated. So two offsets describe it. The
+Python code of this module defines which pairs are made. If the compiled loops (_instances.c) are
+installed, they are used instead, and make the same pairs.
 
 Shapes: D documents, S sentences, N pairs, T packed tokens.
 """
@@ -112,10 +113,11 @@ def gather_pairs(
 class _Balance:
     """Computes the chance that a chunk gets a random B, so that half of all pairs have one.
 
-    The rule is in docs/parity.md 5. A chunk is the sequence of sentences of a document from which
-    one pair is made. A chunk of one sentence always gets a random B; the chance is for all other
-    chunks. If one-sentence chunks stay as frequent as they were, half of the pairs of the whole
-    bucket are random.
+    A chunk is the sequence of sentences of a document from which one pair is made. A chunk of one
+    sentence always gets a random B. All other chunks get one with a chance that is computed anew
+    after every pair (docs/parity.md 5): it is lower the more pairs have had a random B, and the
+    more chunks have had one sentence. If the share of one-sentence chunks does not change, half of
+    all pairs of the bucket are random in the end.
 
     Attributes:
         chance: The chance for the next chunk. It may be below 0 or above 1.
@@ -141,7 +143,8 @@ class _Balance:
         Args:
             is_random_next: Whether the pair has a random B.
             is_single: Whether its chunk has one sentence.
-            num_tokens: The number of tokens of its document that the pair used up.
+            num_tokens: How many tokens of A's document are used up by the pair. Sentences that a
+                random B replaced are not, since the next chunk begins with them.
         """
         self._tokens_left -= num_tokens
         self._num_pairs += 1
@@ -154,13 +157,14 @@ class _Balance:
 
 @dataclass(frozen=True)
 class _Sentences:
-    """The places of sentences and documents in the bucket's tokens.
+    """Says at which token each sentence begins, and with which sentence each document begins.
 
-    They are lists, because single elements of lists are read faster than those of arrays.
+    Both are lists and not arrays, because Python reads a single element of a list faster.
 
     Attributes:
-        bounds: [S + 1] the first token of each sentence, and the number of tokens.
-        firsts: [D + 1] the first sentence of each document, and S.
+        bounds: [S + 1] the index of the first token of each sentence, and the number of all tokens
+            at the end.
+        firsts: [D + 1] the index of the first sentence of each document, and S at the end.
     """
 
     bounds: list[int]
@@ -169,7 +173,12 @@ class _Sentences:
     def stop_at(self, first: int, end: int, num_tokens: int) -> int:
         """Returns where a chunk that begins with sentence `first` ends: one past its last sentence.
 
-        A chunk ends with the sentence that brings it to `num_tokens`, or before sentence `end`.
+        The chunk has at least one sentence. It ends as soon as it has `num_tokens` tokens or more.
+
+        Args:
+            first: The index of the first sentence of the chunk.
+            end: One past the last sentence that the chunk may have.
+            num_tokens: The number of tokens at which the chunk ends.
         """
         return bisect_left(self.bounds, self.bounds[first] + num_tokens, first + 1, end)
 
@@ -199,8 +208,9 @@ def make_pairs(
             random.
         nsp_balance: "reference" draws a random B as google-research/bert does, which gives some
             56 % of the pairs a random B; "exact" makes half of the pairs random.
-        rows: The documents to make pairs of, each any number of times; None takes every document
-            once. A random B may come from any document of the bucket but A's.
+        rows: The indices of the documents to make pairs of. An index may occur several times. None
+            takes every document once. A random B may be from any other document of the bucket, also
+            from one that is not in `rows`.
 
     Raises:
         ValueError: There are fewer than two documents, so there is no other one for a random B.
@@ -250,14 +260,17 @@ def _pair_compiled(
     """Makes pairs by the compiled loops.
 
     Args:
-        bounds: [S + 1] the first token of each sentence, and the number of tokens.
-        sentence_offsets: [D + 1] the first sentence of each document, and S.
+        bounds: [S + 1] the index of the first token of each sentence, and the number of all tokens
+            at the end.
+        sentence_offsets: [D + 1] the index of the first sentence of each document, and S at the
+            end.
         rows: The documents to make pairs of.
-        seeds: A seed for each of them.
+        seeds: A seed for each of `rows`.
         max_tokens: The most tokens of a pair.
         short_seq_prob: The share of documents with a shorter target length.
-        balanced_tokens: If half of the pairs are to be random, the number of tokens of all `rows`.
-            With None the chance of a random B is one half, as in google-research/bert.
+        balanced_tokens: The number of tokens of all `rows`; given if `nsp_balance` is "exact", so
+            that half of the pairs are random (`_Balance`). None if a chunk of several sentences
+            gets a random B with a chance of one half, as in google-research/bert.
     """
     firsts = np.ascontiguousarray(sentence_offsets, np.int64)
     uses = np.array(rows, np.int64)
@@ -301,8 +314,8 @@ def _pair_document(
     """Yields the pairs of one document, each as the fields of `Pairs` in their order.
 
     Args:
-        sentences: The places of all sentences.
-        document: The number of the document.
+        sentences: The sentences of all documents.
+        document: The index of the document.
         max_tokens: The most tokens of a pair.
         short_seq_prob: The chance that all pairs of the document have a shorter target length.
         rng: The document's generator.
@@ -343,13 +356,14 @@ def _draw_random_b(
     """Draws a random segment B from another document (docs/parity.md 1.6).
 
     Args:
-        sentences: The places of all sentences.
-        document: The number of A's document.
-        target: The number of tokens that B should have. B ends with the sentence that reaches it.
+        sentences: The sentences of all documents.
+        document: The index of A's document.
+        target: The number of tokens that B should have. B ends with the sentence that reaches it,
+            or with the document.
         rng: The generator of A's document.
 
     Returns:
-        The number of B's document, and the span of B.
+        The index of B's document, and the span of B.
     """
     num_documents = len(sentences.firsts) - 1
     for _ in range(_MAX_TRIES):

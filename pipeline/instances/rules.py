@@ -1,6 +1,6 @@
-"""Checks instances against the rules that all of them must keep (docs/parity.md).
+"""Checks instances against the rules of docs/parity.md.
 
-`verify --deep` asks for these checks.
+`python -m pipeline verify --deep true` makes these checks.
 
 Shapes: N instances, T tokens, M masked positions.
 """
@@ -122,10 +122,11 @@ def find_unlikely_shares(shares: Shares, vocab_size: int) -> Iterator[str]:
 
     A correct dataset has such a share with a probability of at most 10^-9.
 
-    Replacements of masked positions are drawn independently (docs/parity.md 2.5), so a chi-square
-    test applies to their three kinds. The share of random pairs has only a lower
-    bound: a chunk of two or more sentences gets a random segment B with probability 1/2, and a
-    chunk of one sentence always gets one (docs/parity.md 1.5).
+    What a masked position shows is drawn independently of all others (docs/parity.md 2.5), so a
+    chi-square test applies to the numbers of positions that show [MASK], the original token and
+    another token. The share of random pairs has only a lower bound: a chunk of two or more
+    sentences gets a random segment B with probability 1/2, and a chunk of one sentence always gets
+    one (docs/parity.md 1.5).
 
     Args:
         shares: The counts of a whole dataset.
@@ -170,9 +171,11 @@ def _kinds(shares: Shares) -> tuple[int, int, int]:
 
 
 def _chi_square(shares: Shares, vocab_size: int) -> float:
-    """Returns the chi-square of the three kinds of masked positions; 0 if there are none.
+    """Returns the chi-square of the numbers of `_kinds`; 0 if there are no masked positions.
 
-    A random replacement may be [MASK] or the original token, but never both.
+    80 % of the positions show [MASK], 10 % the original token, and 10 % any id of the vocabulary.
+    That id is [MASK] or the original token with a chance of 1 / vocab_size each, so a little more
+    than 80 % and 10 % are expected.
     """
     by_chance = 0.1 / vocab_size
     expected = (0.8 + by_chance, 0.1 + by_chance, 0.1 - 2 * by_chance)
@@ -184,7 +187,7 @@ def _chi_square(shares: Shares, vocab_size: int) -> float:
 
 
 def _broken_shape(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Bools]]:
-    """Checks lengths, segments and positions.
+    """Checks lengths and segments, and the number, order and range of masked positions.
 
     Yields:
         The text of a rule, and [N] whether each instance breaks the rule.
@@ -214,7 +217,9 @@ def _broken_shape(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Boo
 
 
 def _broken_tokens(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Bools]]:
-    """Checks ids, [CLS], [SEP] and documents.
+    """Checks the range of ids, the places of special tokens, and `is_random_next`.
+
+    `is_random_next` must be true if and only if A and B are from different documents.
 
     Yields:
         The text of a rule, and [N] whether each instance breaks the rule.
@@ -238,7 +243,9 @@ def _broken_tokens(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Bo
 
 
 def _broken_masks(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Bools]]:
-    """Checks masked tokens and whole words.
+    """Checks the original tokens of masked positions.
+
+    If the dataset masks whole words, also checks that no word is masked in part.
 
     Yields:
         The text of a rule, and [N] whether each instance breaks the rule.
@@ -281,11 +288,11 @@ def _owners(offsets: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
 
 
 def _rows(owner: npt.NDArray[np.int64], is_broken: Bools, block: Block) -> Bools:
-    """Returns whether each instance has a broken token or position: [N].
+    """Returns whether each instance has a token, or a masked position, that breaks a rule: [N].
 
     Args:
-        owner: The instance of each token or position.
-        is_broken: Whether each token or position breaks a rule.
+        owner: The index of the instance of each token or masked position, from `_owners`.
+        is_broken: Whether each token or masked position breaks the rule.
         block: The block.
     """
     rows = np.zeros(block.num_instances, np.bool_)
