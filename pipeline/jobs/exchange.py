@@ -1,10 +1,15 @@
 """Brings the encoded documents of each bucket together, in one of two ways with the same result.
 
-With `files`, each task reads its bucket's range of every token part. With `shuffle`, each token
-part is read once and cut at the bounds of the buckets, and Beam's GroupByKey moves the chunks. A
-chunk holds all documents that one part has of one bucket, after the part's name.
+Token parts are the files of encoded documents. Each holds documents of many buckets. A bucket is a
+range of document ids, and one shard is built of its documents for every length and pass.
 
-Each task says what its bucket must hold (pipeline.tokens.buckets), so that a loss is found.
+- With `files`, the worker that builds a shard reads the documents of the bucket from every token
+  part.
+- With `shuffle`, each token part is read once and cut into chunks, one for each bucket of which it
+  has documents. Beam's GroupByKey brings the chunks of a bucket together.
+
+Each `ShardTask` says which documents its bucket must hold (pipeline.tokens.buckets). A worker
+compares them with the documents that it got, so that it notices if some were lost or repeated.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -115,14 +120,15 @@ class ExchangeByBucket(
         tasks: Sequence[ShardTask],
         folder: Folder,
     ) -> None:
-        """Takes how to bring together what.
+        """Keeps the arguments.
 
         Args:
             mode: "files" or "shuffle".
             tokens: How to read the token parts.
             part_names: Names of the token parts.
             tasks: The shards to build.
-            folder: Receives the files of long lists (`broadcast`).
+            folder: Receives a file for each list that is too long for the job's description
+                (`broadcast`).
         """
         super().__init__()
         self._mode = mode
@@ -157,10 +163,11 @@ class ExchangeByBucket(
 class RefuseRepeats(
     beam.PTransform[beam.PCollection[tuple[str, str]], beam.PCollection[None]]  # type: ignore[misc]
 ):
-    """Ends a graph that shuffles with an error if a shard was finished twice.
+    """Raises an error if a runner delivered a bucket twice, so that a shard was finished twice.
 
-    The elements are the names (bucket, shard) of finished shards. If a bundle fails and is tried
-    again, only the attempt that succeeds gives elements, so retries are no repeats.
+    The elements are (bucket's name, shard's name) of finished shards. If a bundle fails and the
+    runner tries it again, only the attempt that succeeds gives elements. So retries do not count as
+    repeats.
     """
 
     def expand(self, finished: beam.PCollection) -> beam.PCollection:
@@ -186,7 +193,7 @@ def refuse_repeats(shard: bytes, buckets: Iterable[bytes]) -> None:
         buckets: Name of its bucket, once for each time that the shard was finished.
 
     Raises:
-        ValueError: It was finished several times, as the runner delivered its bucket again.
+        ValueError: The shard was finished several times, as the runner delivered its bucket again.
     """
     bucket, *repeats = buckets
     if repeats:
@@ -204,7 +211,7 @@ def plan_tasks(
 ) -> list[ShardTask]:
     """Returns the tasks of all shards of a dataset, pass after pass.
 
-    Validation has pass 0 only.
+    Validation shards are built for pass 0 only.
 
     Args:
         buckets: All buckets, of both splits.
@@ -229,7 +236,7 @@ def plan_names(buckets: Sequence[Bucket], seq_lens: Sequence[int], passes: int) 
 def _places(
     buckets: Sequence[Bucket], seq_lens: Sequence[int], passes: int
 ) -> Iterator[tuple[int, int, Bucket]]:
-    """Yields (length, number of the pass, bucket) of every shard, pass after pass."""
+    """Yields (length of its instances, number of its pass, bucket) of every shard, pass by pass."""
     for pass_index, seq_len, bucket in product(range(passes), seq_lens, buckets):
         if bucket.split == "train" or pass_index == 0:
             yield seq_len, pass_index, bucket
@@ -237,14 +244,15 @@ def _places(
 
 @dataclass(frozen=True)
 class BucketTasks:
-    """All tasks of one bucket.
+    """All tasks of one bucket, in a form that takes little memory.
 
-    Every worker holds all tasks of a job, which may be a million. So they take few objects here.
+    Every worker holds all tasks of a job, which may be a million. So the bucket and its contents
+    are stored once, and not in a `ShardTask` for each shard.
 
     Attributes:
         bucket: The bucket.
         contents: What the bucket must hold.
-        places: (length, number of the pass) of each task.
+        places: (length of instances, number of the pass) of each task.
     """
 
     bucket: Bucket
@@ -253,7 +261,7 @@ class BucketTasks:
 
 
 def group_tasks(tasks: Iterable[ShardTask]) -> tuple[BucketTasks, ...]:
-    """Groups tasks by their buckets; returns the buckets in the order of their first ids."""
+    """Groups tasks by their buckets. The groups are in the order of the buckets' first ids."""
     by_bucket: dict[Bucket, list[ShardTask]] = {}
     for task in sorted(tasks, key=lambda task: task.bucket.first_id):
         by_bucket.setdefault(task.bucket, []).append(task)
@@ -267,13 +275,14 @@ def group_tasks(tasks: Iterable[ShardTask]) -> tuple[BucketTasks, ...]:
 
 @dataclass(frozen=True)
 class StoredDocuments:
-    """The documents of one bucket, copies included, which iteration reads from the token parts.
+    """The documents of one bucket, copies included. Every iteration reads them from token parts.
 
     Attributes:
         tokens: How to read the token parts.
         part_names: Names of the token parts.
         bucket: The bucket.
-        advice: End of the same message: what the user should do.
+        advice: What the user should do if these are not the documents that the bucket must hold;
+            the end of an error message.
     """
 
     tokens: TokenParts
@@ -286,9 +295,9 @@ class StoredDocuments:
 
     @property
     def origin(self) -> str:
-        """Beginning of an error message, such as "the token parts in FOLDER hold".
+        """Beginning of an error message: "the token parts in FOLDER hold".
 
-        The caller appends what it has found.
+        The caller appends which documents it has found.
         """
         return f"the token parts in {self.tokens.folder.url} hold"
 
@@ -299,17 +308,21 @@ class StoredDocuments:
 
 @dataclass(frozen=True)
 class GroupedDocuments:
-    """The documents of one bucket, which iteration unpacks from the chunks of a group.
+    """The documents of one bucket, copies included, in the chunks that GroupByKey brought together.
 
-    Documents in dropped.ids are left out here, not when a token part is cut. A bucket needs only a
-    range of that file, whereas a token part, with documents of all buckets, would need all of it.
+    Iteration unpacks the chunks. It leaves out the documents that are listed in dropped.ids. This
+    is not done when a token part is cut into chunks: for one bucket a range of dropped.ids is read,
+    but for a token part, which has documents of all buckets, the whole file would have to be read.
 
     Attributes:
         bucket: The bucket.
-        chunks: What GroupByKey gathered (`pack_chunk`).
+        chunks: The chunks of the bucket, one from each token part that has documents of it
+            (`pack_chunk`).
         tokens: How to read dropped.ids and the chunks.
-        origin: Beginning of an error message, to which the caller appends what it has found.
-        advice: What the user should do if the documents are not those of the bucket.
+        origin: Beginning of an error message, to which the caller appends which documents it has
+            found.
+        advice: What the user should do if these are not the documents that the bucket must hold;
+            the end of an error message.
     """
 
     bucket: Bucket
@@ -340,7 +353,7 @@ class GroupedDocuments:
             yield from (document for document in documents if document.id not in dropped)
 
     def _read_dropped(self) -> frozenset[bytes]:
-        """Returns the ids of the bucket's documents that are left out."""
+        """Returns the ids in dropped.ids that are in the bucket's range; none for validation."""
         # Validation documents are chosen among those that are not dropped.
         if not self.tokens.has_dropped or self.bucket.split == "validation":
             return frozenset()
@@ -354,12 +367,14 @@ DeliveredDocuments = StoredDocuments | GroupedDocuments
 def find_documents(
     task: ShardTask, tokens: TokenParts, part_names: Broadcast
 ) -> tuple[list[ShardTask], StoredDocuments]:
-    """Returns a task, in a list, and the documents of its bucket. They are read when iterated.
+    """Returns a list of only this task, and the documents of its bucket.
+
+    Nothing is read before the documents are iterated over.
 
     Args:
         task: The task.
         tokens: How to read the token parts.
-        part_names: Holds the names of the token parts.
+        part_names: Names of the token parts, a tuple that was sent by `broadcast`.
     """
     return [task], StoredDocuments(tokens, part_names.get(), task.bucket)
 
@@ -372,7 +387,7 @@ def cut_for_tasks(
     Args:
         name: The name of the part.
         tokens: How to read the part.
-        buckets: Holds the `BucketTasks` of these buckets.
+        buckets: The result of `group_tasks`, sent by `broadcast`.
 
     Yields:
         (bucket's name, chunk). A bucket of which the part has no documents is left out.
@@ -408,13 +423,21 @@ def cut_part(
 
 
 def pack_chunk(part: str, data: bytes) -> bytes:
-    """Returns the bytes of a part's documents, preceded by the part's name and its length."""
+    """Returns a chunk: the length of a token part's name, the name, and the bytes of documents.
+
+    Args:
+        part: The name of the part.
+        data: The bytes of the documents, as the part stores them.
+    """
     name = part.encode()
     return len(name).to_bytes(_NAME_BYTES, "little") + name + data
 
 
 def unpack_chunk(chunk: bytes) -> tuple[str, memoryview]:
-    """Returns the part's name and the bytes of documents that `pack_chunk` packed, uncopied."""
+    """Returns the part's name and the bytes of documents that `pack_chunk` packed.
+
+    The bytes are a view of the chunk.
+    """
     end = _NAME_BYTES + int.from_bytes(chunk[:_NAME_BYTES], "little")
     return chunk[_NAME_BYTES:end].decode(errors="replace"), memoryview(chunk)[end:]
 
@@ -422,12 +445,14 @@ def unpack_chunk(chunk: bytes) -> tuple[str, memoryview]:
 def unpack_group(
     group: tuple[bytes, Iterable[bytes]], tokens: TokenParts, buckets: Broadcast
 ) -> tuple[list[ShardTask], GroupedDocuments]:
-    """Returns the tasks of a bucket and its documents. They are unpacked when iterated.
+    """Returns the tasks of a bucket, and its documents.
+
+    Nothing is unpacked before the documents are iterated over.
 
     Args:
-        group: (bucket's name, its chunks), as GroupByKey gathered them.
+        group: (bucket's name, its chunks), an element that GroupByKey made.
         tokens: How to read dropped.ids and the chunks.
-        buckets: Holds the `BucketTasks` of all buckets.
+        buckets: The result of `group_tasks`, sent by `broadcast`.
 
     Raises:
         ValueError: No bucket has this name.
@@ -449,5 +474,9 @@ def unpack_group(
 
 @lru_cache(maxsize=1)
 def _by_name(buckets: Broadcast) -> dict[bytes, BucketTasks]:
-    """Returns all tasks by the encoded names of their buckets."""
+    """Returns a mapping from the name of a bucket, as bytes, to the tasks of the bucket.
+
+    Args:
+        buckets: The result of `group_tasks`, sent by `broadcast`.
+    """
     return {tasks.bucket.name.encode(): tasks for tasks in buckets.get()}

@@ -1,11 +1,16 @@
-"""The near-duplicates job finds documents that are nearly equal to others, by their signatures.
+"""The near-duplicates job finds documents that are nearly equal to others.
 
     BandTask | write_bands -> files of bands
     KeyRange | write_found -> files of near-duplicates
 
-The second stage waits for the first. For each range of keys it reads that range from every file of
-bands, so there is no shuffle, and a worker holds one range in memory. Files that are already there
-are not written again.
+Each document has a MinHash signature, which the tokens job wrote. A band is a part of a signature,
+and its key is a hash of that part. Two documents with the same key in some band may be
+near-duplicates, and their signatures are compared (pipeline.tokens.near_duplicates).
+
+The first stage writes the bands of all documents to files, grouped by the first byte of the key.
+The second stage begins when the first is complete. For each range of keys, it reads the bands of
+the range from every file. So nothing is shuffled, and a worker holds the bands of one range in
+memory. A file that is already there is not written again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,17 +43,17 @@ RANGE_ROWS = 1 << 18
 
 @dataclass(frozen=True)
 class BandTask:
-    """The documents whose bands one task writes into one file.
+    """Some documents, whose bands are written into one file.
 
     Attributes:
-        slices: (name of a token part, first row, row after the last), in rows of the part's
-            `.signatures` file.
+        slices: The documents, as ranges of rows of token parts: (name of the part, first row, row
+            after the last). Each document is one row of the part's `.signatures` file.
     """
 
     slices: tuple[tuple[str, int, int], ...]
 
     def file_name(self, rule: SimilarityRule) -> str:
-        """Returns the name of the task's file: a hash of its documents and of the bands' rule."""
+        """Returns the name of the file of bands: a hash of `slices` and of how bands are made."""
         digest = blake2b(f"{self.slices} {rule.bands} {rule.rows}".encode(), digest_size=16)
         return f"{WORK_FOLDER}/{digest.hexdigest()}.bands"
 
@@ -78,7 +83,9 @@ def run_near_duplicates_job(
     workers: int,
     beam_arguments: Sequence[str],
 ) -> list[KeyRange]:
-    """Finds the near-duplicates among token parts; the results that are there are kept.
+    """Finds the near-duplicates among the documents of token parts.
+
+    Results of an earlier launch that are already in the folder are used.
 
     Args:
         num_documents: The number of documents of each token part, by its name, from its index.
@@ -116,7 +123,7 @@ def run_near_duplicates_job(
 
 
 def plan_band_tasks(num_documents: Mapping[str, int]) -> list[BandTask]:
-    """Deals out all documents to tasks of 16,384 to 32,768 documents; the last may have fewer.
+    """Divides all documents among tasks of 16,384 to 32,768 documents; the last may have fewer.
 
     Args:
         num_documents: The number of documents of each token part, by its name.
@@ -131,10 +138,17 @@ def plan_band_tasks(num_documents: Mapping[str, int]) -> list[BandTask]:
 
 
 def plan_ranges(tasks: Sequence[BandTask], rule: SimilarityRule) -> list[KeyRange]:
-    """Cuts the keys into as few equal ranges as hold at most some 262,144 bands (23 MB) each.
+    """Divides all possible keys of bands into ranges of equal width.
 
-    There are never more than 256 ranges, even if they hold more. The names of their files depend
-    on all documents.
+    The number of ranges is the smallest power of two with which a range has at most 262,144 bands
+    (23 MB) on average. It is at most 256, so the ranges of a very large input have more bands.
+
+    The name of a range's file holds a hash of the tasks, the rule and the number of ranges. So
+    results for other documents or another rule are not used by mistake.
+
+    Args:
+        tasks: All tasks, which have the documents.
+        rule: Decides which documents are near-duplicates.
     """
     rows = rule.bands * sum(last - first for task in tasks for _, first, last in task.slices)
     number = 1
@@ -151,7 +165,7 @@ def plan_ranges(tasks: Sequence[BandTask], rule: SimilarityRule) -> list[KeyRang
 
 
 def write_bands(task: BandTask, rule: SimilarityRule, folder: Folder) -> str:
-    """Writes the bands of a task's documents, unless their file is there; returns its name.
+    """Writes the file of bands of a task, unless it is there already, and returns its name.
 
     Raises:
         ValueError: A file of signatures is missing or cut short.
@@ -175,12 +189,16 @@ def write_found(
     rule: SimilarityRule,
     folder: Folder,
 ) -> str:
-    """Writes the near-duplicates in a range of keys, unless their file is there; returns its name.
+    """Writes the file of near-duplicates of a range of keys, and returns its name.
+
+    A file that is already there is not written again.
 
     Args:
         keys: The range.
-        written: Names of the files of bands that the runner reports as written.
-        planned: Holds the names of all files of bands, a tuple.
+        written: Names of the files of bands that the first stage wrote, as the runner delivers
+            them.
+        planned: Names of all files of bands, a tuple that was sent by `broadcast`. They are
+            compared with `written`, because a runner may lose elements.
         rule: Decides which documents are near-duplicates.
         folder: The folder of the token parts.
 

@@ -4,7 +4,8 @@
          | add_counts | write_bucket
 
 The work is done by functions of pipeline.tokens.word_counts. Words are divided into buckets by a
-hash, and each bucket becomes one sorted file, in whatever order a runner adds the counts.
+hash, and each bucket becomes one sorted file. The files do not depend on the order in which a
+runner adds up the counts.
 """
 
 from collections import Counter
@@ -42,10 +43,12 @@ class CountingRule:
     Attributes:
         reading: How documents are read.
         filter: Which documents are left out.
-        num_bits: The number k by a part's key: one in 2^k documents of the part is counted. Of a
-            part that is not in the mapping every document is counted.
+        num_bits: How large a sample of each part of the input is counted. It maps a part's key to a
+            number k: about one in 2^k documents of the part is counted. If a part is not in the
+            mapping, all its documents are counted.
         words: How text is divided into words.
-        factors: A number for each source, by which the counts of its words are multiplied.
+        factors: For each source, the number by which the counts of its words are multiplied, so
+            that sources count by their weights.
     """
 
     reading: ReadingRule
@@ -109,16 +112,19 @@ def count_and_record(
     folder: Folder,
     factors: Sequence[int] = (1,),
 ) -> Iterator[tuple[int, dict[str, int]]]:
-    """Counts the words of a list, writes the list's record, and yields (bucket, counts by word).
+    """Counts the words of a list of documents, and writes the record of the list.
 
-    The record holds a seal of the counts of every bucket. It is named like a record of the tokens
-    job.
+    For every bucket the record holds a seal of its counts. It shows later whether the runner lost
+    or repeated counts. The record's file is named in the same way as a record of the tokens job.
 
     Args:
         documents: The list.
         rule: How text is divided into words.
         folder: Receives the record.
-        factors: A number for each source, by which the counts of its words are multiplied.
+        factors: For each source, the number by which the counts of its words are multiplied.
+
+    Yields:
+        The number of a bucket, and the counts of its words.
     """
     counts = list(count_list(documents, rule, factors))
     num_documents = len(documents.documents)
