@@ -37,10 +37,14 @@ class RejectedSample:
     """A sample that was left out, because `WriteToWebDataset` was told to reject bad samples.
 
     Attributes:
-        reason: One of "no_key", "bad_key", "bad_entry", "empty", "too_large" and "doubled_key".
+        reason: "no_key" if the sample has no key; "bad_key" if webdataset could not read its key
+            back from the name of a file; "bad_entry" if the name or the value of an entry cannot be
+            written; "empty" if there is no entry; "too_large" if the sample does not fit into a
+            shard; or "doubled_key" if another sample with the same key was kept.
         key: The sample's key as text; empty if it has none.
         message: What was found, and what was expected.
-        sample: The sample. The entries of a sample with a doubled key are the bytes of its files.
+        sample: The sample as it was given. But for "doubled_key" it is decoded from its encoded
+            form, so the values of its entries are `bytes`.
     """
 
     reason: str
@@ -53,8 +57,8 @@ class BadSampleError(ValueError):
     """A sample cannot be written.
 
     Attributes:
-        reason: As in `RejectedSample`.
-        key: As in `RejectedSample`.
+        reason: Why not, as one of the words of `RejectedSample.reason`.
+        key: The sample's key as text; empty if it has none.
     """
 
     def __init__(self, reason: str, key: str, message: str) -> None:
@@ -74,9 +78,9 @@ def encode_sample(sample: Mapping[str, Any], max_bytes: int) -> bytes:
         max_bytes: The largest size of a shard.
 
     Raises:
-        BadSampleError: The sample has no key, no entry, two entries with one extension, or more
-            bytes than a shard; or webdataset would read another key; or an entry cannot be encoded
-            or read back.
+        BadSampleError: The sample has no key, or a key that webdataset would read back as another
+            one. Or it has no entry, or two entries whose extensions differ only in capitals, or an
+            entry that cannot be encoded or read back. Or it is larger than a shard.
     """
     key = _check_key(sample)
     extensions = [name for name in sorted(sample, key=str) if name not in _NOTES_OF_WEBDATASET]
@@ -103,12 +107,16 @@ def encode_sample(sample: Mapping[str, Any], max_bytes: int) -> bytes:
 
 
 def hash_key(key: str) -> bytes:
-    """Returns the hash of a key, by which samples are ordered."""
+    """Returns the hash of a key: blake2b of 16 bytes. Samples are ordered by these hashes."""
     return hashlib.blake2b(key.encode(), digest_size=HASH_BYTES).digest()
 
 
 def decode_sample(encoded: bytes) -> dict[str, Any]:
-    """Returns an encoded sample as a dict: its key, and the bytes of each of its files."""
+    """Decodes what `encode_sample` returned.
+
+    Returns:
+        The sample's key under "__key__", and under each extension the bytes of that file.
+    """
     sample: dict[str, Any] = {}
     with tarfile.open(fileobj=io.BytesIO(encoded[HASH_BYTES:])) as tar:
         for member in tar:
@@ -125,7 +133,7 @@ def _check_key(sample: Any) -> str:
     """Returns the key of a sample as text.
 
     Raises:
-        BadSampleError: There is none, or webdataset would not read this key back.
+        BadSampleError: The sample has no key, or webdataset would read back another one.
     """
     given = sample.get("__key__") if isinstance(sample, Mapping) else None
     if given is None or isinstance(given, str | bool) or not hasattr(given, "__index__"):
@@ -166,7 +174,7 @@ def _check_extensions(key: str, extensions: Sequence[Any]) -> None:
         extensions: All extensions of the sample, of any type.
 
     Raises:
-        BadSampleError: There is such an extension, or two differ only in capitals.
+        BadSampleError: An extension is refused, or two extensions differ only in capitals.
     """
     spelled: dict[str, str] = {}  # each extension, by its lower-case form
     for extension in extensions:
@@ -183,7 +191,7 @@ def _check_extensions(key: str, extensions: Sequence[Any]) -> None:
 
 
 def _find_fault(key: str, extension: Any) -> str:
-    """Returns what is wrong with an extension, or an empty text."""
+    """Says what is wrong with an extension, as the end of a message; empty if nothing is."""
     if not isinstance(extension, str) or not extension:
         return "is no end of a file's name; expected text such as 'txt'"
     if re.search(f"[/{_NOT_IN_NAMES}]", extension):
@@ -202,7 +210,11 @@ def _find_fault(key: str, extension: Any) -> str:
 
 
 def _encode_value(key: str, extension: str, value: Any) -> bytes:
-    """Returns the bytes of an entry. Other values than bytes are encoded by the extension.
+    """Returns the bytes that are written into the file of an entry.
+
+    `bytes` are returned unchanged, and text is encoded in UTF-8. Other values are encoded by the
+    function that webdataset has for the extension. If the extension ends with .gz, the result is
+    compressed.
 
     Raises:
         BadSampleError: The value cannot be encoded by this extension.
@@ -236,10 +248,10 @@ def _encode_value(key: str, extension: str, value: Any) -> bytes:
 
 @cache
 def _encoder(extension: str) -> Any:
-    """Returns webdataset's function that encodes values by an extension.
+    """Returns the function by which webdataset encodes values for an extension such as "json".
 
     Raises:
-        ValueError: There is none.
+        ValueError: webdataset has no function for this extension.
     """
     from webdataset.writer import default_handlers  # imports torch if it is installed
 

@@ -1,4 +1,8 @@
-"""Checks a pipeline before it runs: its input must be bounded, and each place has one writer."""
+"""Checks a pipeline before it runs.
+
+The input of a transform that writes a dataset must be bounded. Two transforms of a pipeline must
+not write to the same files.
+"""
 
 import os
 from typing import Any, Protocol, runtime_checkable
@@ -12,16 +16,17 @@ from pipeline.storage.folder import Folder
 
 @runtime_checkable
 class Writer(Protocol):
-    """A transform that writes files."""
+    """A transform that writes files, and says where, so that two writers cannot collide."""
 
     def written_places(self) -> set[str]:
-        """Returns the places that no other transform may write to, as `place_of` returns them."""
+        """Returns the URLs (`place_of`) of files and folders that only this transform may write."""
 
 
 def place_of(folder: Folder, name: str = "") -> str:
-    """Returns the URL of a folder, or of a file in it. Two spellings of a place give the same URL.
+    """Returns the URL of a folder, or of the file `name` in it, in a form that can be compared.
 
-    For a local folder it is the path with all symbolic links resolved.
+    A local path is returned with all symbolic links resolved, so that two paths to the same file
+    are equal.
     """
     where = folder.locate(name)
     return os.path.realpath(where) if folder.is_local else where
@@ -53,14 +58,14 @@ class _FindWriters(PipelineVisitor):  # type: ignore[misc]
     """Collects the writers of a pipeline.
 
     Attributes:
-        found: (label, places) of each.
+        found: For each writer its label in the pipeline, and its `written_places`.
     """
 
     def __init__(self) -> None:
         self.found: list[tuple[str, set[str]]] = []
 
     def enter_composite_transform(self, transform_node: AppliedPTransform) -> None:
-        """Notes a writer; Beam calls this for each composite transform."""
+        """Adds a transform to `found` if it is a writer. Beam calls this for each composite one."""
         if isinstance(transform_node.transform, Writer):
             label = transform_node.full_label
             self.found.append((label, transform_node.transform.written_places()))
@@ -69,11 +74,13 @@ class _FindWriters(PipelineVisitor):  # type: ignore[misc]
 def in_one_window(
     elements: beam.PCollection[Any], transform: beam.PTransform
 ) -> beam.PCollection[Any]:
-    """Puts the elements into one global window, so that a step that gathers them gets them all.
+    """Puts all elements of a PCollection into the global window.
+
+    Otherwise a step that gathers elements would gather those of each window separately.
 
     Args:
         elements: The elements, in any windows.
-        transform: The transform that needs this, for the message.
+        transform: The transform whose input they are, for the message.
 
     Raises:
         ValueError: The PCollection is unbounded.

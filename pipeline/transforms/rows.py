@@ -1,6 +1,7 @@
-"""Offers the transforms for rows of tables, as Beam YAML calls them (configs/beam/provider.yaml).
+"""Wraps `WriteToWebDataset` and `WriteTokens` for rows of tables, as Beam YAML has them.
 
-The values of a row are not converted, so what the Python transforms refuse is refused here too.
+configs/beam/provider.yaml names the functions that Beam YAML calls. The values of a row are passed
+on without conversion, so a value of a wrong type is refused as it is in Python.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,12 +40,12 @@ def write_to_webdataset(
         max_samples: The most samples of a shard.
         num_shards: About how many shards there are to be, if that is known.
         storage_options: Options of the fsspec filesystem.
-        error_handling: `{output: NAME}` leaves out rows that cannot be written. The output of that
-            name has a row (`reason`, `key`, `msg`) for each of them. Without it such a row ends the
-            job.
+        error_handling: The mapping `{output: NAME}`, or None. With it, a row that cannot be written
+            is left out, and the output NAME has a row (`reason`, `key`, `msg`) about it. With None,
+            a row that cannot be written ends the job.
 
     Raises:
-        ValueError: error_handling has no `output`, or something else.
+        ValueError: `error_handling` has no key `output`, or has another key.
     """
     if error_handling is not None and {*error_handling} != {"output"}:
         found = dict(error_handling)
@@ -65,14 +66,25 @@ def write_to_webdataset(
 
 
 class _RejectedRows(beam.PTransform):  # type: ignore[misc]
-    """Turns the rejected samples of WriteToWebDataset into rows, in an output of a given name."""
+    """Renames the outputs of `WriteToWebDataset`, and turns its rejected samples into rows.
+
+    The constructor takes the name of the output of these rows.
+    """
 
     def __init__(self, output: str) -> None:
         super().__init__()
         self._output = output
 
     def expand(self, written: Mapping[str, beam.PCollection]) -> dict[str, beam.PCollection]:
-        """Adds the conversion; returns both outputs."""
+        """Adds the step that turns rejected samples into rows.
+
+        Args:
+            written: The outputs "urls" and "rejected" of `WriteToWebDataset`.
+
+        Returns:
+            The URLs of the shards under "good", and the rows (`to_rejected_row`) under the name
+            that the constructor got.
+        """
         return {
             "good": written["urls"],
             self._output: written["rejected"] | "RejectedRows" >> beam.Map(to_rejected_row),
@@ -80,7 +92,7 @@ class _RejectedRows(beam.PTransform):  # type: ignore[misc]
 
 
 def to_rejected_row(rejected: RejectedSample) -> beam.Row:
-    """Returns a rejected sample as a row of three texts."""
+    """Returns a row about a rejected sample, with the texts `reason`, `key` and `msg`."""
     return beam.Row(reason=rejected.reason, key=rejected.key, msg=rejected.message)
 
 
@@ -99,10 +111,12 @@ def write_tokens(
         output: The folder of the dataset.
         vocab: A vocab.txt, or a model that has one.
         text: The field that holds the text of a document.
-        where: The field that holds a document's place, for messages; None if there is none.
-        source: The field that holds the name of a document's source; None if there is none.
-        sources: For each source the fields of its `Source`, without `input`: `name`, `weight` ...
-        **settings: Other settings of a build.
+        where: The field that says where a document is from, such as its URL. It is shown in
+            messages. None if rows have no such field.
+        source: The field that holds the name of a document's source; None if rows have none.
+        sources: A mapping for each source, with the fields of `Source` such as `name` and `weight`,
+            but without `input`.
+        **settings: Other settings of `python -m pipeline build` (docs/commands.md).
     """
     read = beam.Map(row_to_document, text, where, source)
     named = {"sources": list(map(make_source, sources))} if sources else {}
@@ -110,13 +124,13 @@ def write_tokens(
 
 
 def make_source(given: Mapping[str, Any]) -> Source:
-    """Returns a source whose documents are in a PCollection, so that it has no input.
+    """Returns a `Source` without input files, because its documents are in a PCollection.
 
     Args:
-        given: The other fields of the source, by their names.
+        given: Fields of `Source` by their names. `name` must be among them.
 
     Raises:
-        ValueError: The name is missing, or sources have no such field.
+        ValueError: `given` has no `name`, or a key that is not a field of `Source`.
     """
     choices = [field.name for field in fields(Source) if field.name != "input"]
     unknown = sorted({*given} - {*choices})
@@ -140,14 +154,15 @@ def to_sample(row: Any, key: str) -> dict[str, Any]:
 
 
 def row_to_document(row: Any, text: str, where: str | None, source: str | None) -> Any:
-    """Returns a row's text, or a Document if the row has a place or a source.
+    """Returns a row's text, or a `Document` if `where` or `source` is given.
 
-    The types are not checked: WriteTokens does that.
+    The types of the values are not checked here, because `WriteTokens` checks them.
 
     Args:
         row: The row.
         text: The field that holds the text.
-        where: The field that holds the place; None for none.
+        where: The field that says where the text is from, which becomes `Document.where`; None for
+            none.
         source: The field that holds the source's name; None for none.
 
     Raises:

@@ -1,20 +1,20 @@
 """Decides which samples go into which shard, from the hashes and sizes of all samples.
 
-Samples are ordered by the hashes of their keys, and a shard holds a range of hashes. No worker sees
-the sizes of all samples. They are divided in two levels, and each level is planned by itself:
+Samples are ordered by the hashes of their keys, and a shard holds a range of hashes. There may be
+too many samples for one worker to see all their sizes. So the plan is made in two steps:
 
-1. The hashes are divided into equal ranges. What a sample contributes to the plan is a `size row`
-   of 28 bytes, and one worker gets all size rows of a range (`plan_range`). It divides them into
-   pieces that fit into a shard. A piece is a whole cell, which is a 65,536th of all hashes, or a
-   part of a cell that is too large for a shard.
-2. One worker gets the pieces, of which there are at most 65,536 and two for each shard
-   (`plan_shards`). It joins neighbours while they fit into one shard.
+1. The hashes are divided into 4,096 equal ranges. For each sample, a `size row` of 28 bytes holds
+   the hash and the size. One worker gets all size rows of a range (`plan_range`). It divides the
+   range into 16 cells, each a 65,536th of all hashes. A cell that fits into a shard is one piece. A
+   larger cell is divided into several pieces, each of which fits into a shard.
+2. One worker gets the pieces of all ranges (`plan_shards`). It joins neighbouring pieces while they
+   fit into one shard. There are at most 65,536 pieces and two more for each shard.
 
 So a shard is never too large, and the plan depends on the samples alone.
 
-If the number of shards is given, no pieces are joined. The ranges are that many, and each of them
-becomes a shard, or several if it is too large for one. A sample's range is then known without the
-plan.
+If `num_shards` is given, the hashes are divided into that many ranges, and there are no cells. Each
+range becomes one shard, or several if it is too large for one. Pieces are not joined. The range of
+a sample is then known before there is a plan.
 """
 
 import re
@@ -63,11 +63,11 @@ class Tally(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Samples that are not divided further, because they fit into one shard.
+    """A range of samples that `plan_shards` does not divide: it becomes a shard or a part of one.
 
     Attributes:
-        first: The smallest hash among them.
-        tally: Their size.
+        first: The smallest hash of the samples' keys.
+        tally: The size of the samples together.
     """
 
     first: bytes
@@ -95,9 +95,10 @@ class ShardRule:
         name: The beginning of their names.
         max_bytes: The largest size of a shard.
         max_samples: The most samples of a shard.
-        num_shards: The number of ranges that become shards; None to join pieces.
-        rejects: Whether of several samples with one key all but the first are left out. Otherwise
-            they end the job.
+        num_shards: The number of ranges of hashes, each of which becomes one shard or several. None
+            to make shards as large as the limits allow.
+        rejects: Whether samples that cannot be written are left out. If several samples have the
+            same key, only the smallest one is then written. If false, such samples end the job.
     """
 
     folder: Folder
@@ -130,32 +131,36 @@ class ShardRule:
         return f"{self.name}-{number:06d}.tar"
 
     def is_shard(self, name: str) -> bool:
-        """Returns whether a file's name is a shard's name of this dataset."""
+        """Returns whether a file's name is that of a shard of this dataset, of any number."""
         return re.fullmatch(rf"{re.escape(self.name)}-\d{{6,}}\.tar", name) is not None
 
     def is_own(self, name: str) -> bool:
-        """Returns whether a file is a shard or an index of this dataset."""
+        """Returns whether a file has the name of a shard or of an index of this dataset."""
         return name in (self.manifest, self.wids_index) or self.is_shard(name)
 
     def holds(self, tally: Tally) -> bool:
-        """Returns whether a shard with this many samples and bytes is within the limits."""
+        """Returns whether samples of this size fit into one shard, the end of the tar included."""
         num_bytes = tally.num_bytes + len(end_of_tar(tally.num_bytes))
         return num_bytes <= self.max_bytes and tally.samples <= self.max_samples
 
     def range_of(self, encoded: bytes) -> int:
-        """Returns the number of the range that the hash at the start of these bytes is in."""
+        """Returns the number of the range of hashes that an encoded sample belongs to.
+
+        Args:
+            encoded: The sample, which begins with the hash of its key (`encode_sample`).
+        """
         number = int.from_bytes(encoded[:HASH_BYTES], "big")
         return number * (self.num_shards or _NUM_RANGES) >> 8 * HASH_BYTES
 
     def start_of(self, number: int) -> bytes:
-        """Returns the smallest hash of the range of a number; `num_shards` must be given."""
+        """Returns the smallest hash of range `number`. It is called only if `num_shards` is set."""
         assert self.num_shards, "ranges are shards"
         start = -(-(number << 8 * HASH_BYTES) // self.num_shards)  # rounded up
         return start.to_bytes(HASH_BYTES + 1, "big")[1:]
 
 
 def to_size_row(encoded: bytes, rule: ShardRule) -> tuple[int, bytes]:
-    """Returns the range of a sample, and what the plan needs of it.
+    """Returns the range of an encoded sample, and the row that stands for the sample in the plan.
 
     Returns:
         The number of the range, and the size row: the hash of the sample's key (16 bytes), the
@@ -168,13 +173,16 @@ def to_size_row(encoded: bytes, rule: ShardRule) -> tuple[int, bytes]:
 def plan_range(group: tuple[int, Iterable[bytes]], rule: ShardRule) -> list[Piece]:
     """Divides the samples of a range into pieces that fit into a shard.
 
+    Samples with the same key always stay in one piece. So they are in one shard, and are noticed
+    when it is written. If `rule.rejects`, only the smallest of them is counted.
+
     Args:
         group: The number of the range, and its size rows in any order.
-        rule: How large a shard may be.
+        rule: How large a shard may be, and whether the range is divided into cells.
 
     Returns:
-        The pieces, in the order of their hashes. Samples with one key are never divided, so that
-        they are found when they are written.
+        The pieces in the order of their hashes, one for each cell or several. If `num_shards` is
+        given, they are the pieces of the whole range.
     """
     _, given = group
     rows: Iterable[bytes] = sorted(given)
@@ -187,12 +195,12 @@ def plan_range(group: tuple[int, Iterable[bytes]], rule: ShardRule) -> list[Piec
 
 
 def _hash_of(row: bytes) -> bytes:
-    """Returns the hash of a key that is at the start of these bytes."""
+    """Returns the hash of a sample's key, with which its size row and its encoded form begin."""
     return row[:HASH_BYTES]
 
 
 def _divide(rows: Sequence[bytes], rule: ShardRule) -> list[Piece]:
-    """Returns one piece of all these samples, or several if they do not fit into one shard."""
+    """Divides sorted size rows into as many pieces as are needed for each to fit into a shard."""
     whole = _make_piece(rows)
     if rule.holds(whole.tally):
         return [whole]
@@ -200,7 +208,7 @@ def _divide(rows: Sequence[bytes], rule: ShardRule) -> list[Piece]:
 
 
 def _make_piece(rows: Sequence[bytes]) -> Piece:
-    """Returns one piece of the samples of these size rows, of which there is at least one."""
+    """Returns the piece that consists of the samples of sorted size rows (at least one row)."""
     num_bytes = 0
     checksum = 0
     for row in rows:
@@ -211,7 +219,7 @@ def _make_piece(rows: Sequence[bytes]) -> Piece:
 
 
 def _join(pieces: Iterable[Piece], rule: ShardRule) -> list[Piece]:
-    """Joins neighbours, from the first to the last, while they fit into one shard."""
+    """Joins each piece to the ones before it as long as they fit into one shard together."""
     joined: list[Piece] = []
     for piece in pieces:
         total = joined[-1].tally.add(piece.tally) if joined else piece.tally
@@ -223,7 +231,14 @@ def _join(pieces: Iterable[Piece], rule: ShardRule) -> list[Piece]:
 
 
 def plan_shards(ranges: Iterable[Sequence[Piece]], rule: ShardRule) -> Plan:
-    """Makes shards of the pieces of all ranges, which may be in any order."""
+    """Plans the shards: decides with which hash each of them begins, and how large it is.
+
+    Args:
+        ranges: The pieces of each range, as `plan_range` returns them. The ranges may be in any
+            order.
+        rule: Says how large a shard may be. If its `num_shards` is given, every piece becomes a
+            shard. Otherwise neighbouring pieces are joined while they fit into one shard.
+    """
     pieces = sorted(piece for found in ranges for piece in found)
     shards = pieces if rule.num_shards else _join(pieces, rule)
     return Plan(tuple(shard.first for shard in shards), tuple(shard.tally for shard in shards))
@@ -240,12 +255,14 @@ def to_range(encoded: bytes, rule: ShardRule) -> tuple[int, bytes]:
 
 
 def shards_of(group: int, plan: Plan, rule: ShardRule) -> range:
-    """Returns the numbers of the shards that are made of a group of samples.
+    """Returns the numbers of the shards into which a group of samples is written.
 
     Args:
-        group: The number of a shard, or of a range if `num_shards` is given.
+        group: The number of the group. If `rule.num_shards` is None, a group is one shard.
+            Otherwise it is a range of hashes, which may give several shards, or none if it has no
+            samples.
         plan: The division of all samples.
-        rule: Says which of both it is.
+        rule: The rule by which the plan was made.
     """
     if not rule.num_shards:
         return range(group, group + 1)

@@ -1,9 +1,14 @@
 """Makes a dataset of the documents of your own Beam pipeline, and reads a dataset's instances.
 
+`WriteTokens` adds these steps to your pipeline, and `finish_build` then makes the dataset:
+
     document | lists of some part_bytes | EncodeDocuments | write_token_part | finish_tokens
 
-The steps from lists to parts are those of the tokens job, so the same texts give the same root hash
-as a build from files. Nothing is written before the pipeline runs.
+`EncodeDocuments` and `write_token_part` are steps of the tokens job (`pipeline.jobs.tokens_job`),
+so the same texts give the same root hash as a build from files. Nothing is written before the
+pipeline runs.
+
+`ReadInstances` reads the instances of a finished dataset into a PCollection.
 """
 
 import hashlib
@@ -228,13 +233,13 @@ def finish_build(
 def _make_settings(
     output: str | os.PathLike[str], vocab: str | os.PathLike[str], settings: Mapping[str, Any]
 ) -> BuildSettings:
-    """Returns the settings of a build. Values are converted as those of a settings file are.
+    """Returns the settings of a build, with values checked as those of a settings file are.
 
     Args:
         output: Folder or URL of the dataset.
         vocab: The vocabulary.
-        settings: Other settings by their names. A source needs no input, because its documents are
-            in a PCollection.
+        settings: Other settings by their names. `sources` is a list of `Source`. Their `input` may
+            be empty, because the documents are in a PCollection.
 
     Raises:
         ValueError: A setting is unknown, or a value is of another type than the setting's.
@@ -259,9 +264,10 @@ def _make_settings(
 
 
 def _to_plain(value: Any) -> Any:
-    """Returns a value as a settings file would have it: a path as text, a tuple as a list.
+    """Converts a value of Python to what a settings file would hold in its place.
 
-    A mapping, such as options of a filesystem, becomes JSON, since that setting is a JSON text.
+    A path becomes text, and a tuple becomes a list. A mapping becomes a text of JSON, because the
+    setting `storage_options` is such a text.
     """
     if isinstance(value, os.PathLike):
         return os.fspath(value)
@@ -272,7 +278,7 @@ def _to_plain(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Claim:
-    """Everything that is written into an output when a pipeline starts.
+    """What a pipeline writes into its output first, so that no other build can use the output.
 
     Attributes:
         settings: The settings of `WriteTokens`.
@@ -320,10 +326,13 @@ def _refuse_other_build(folder: Folder) -> None:
 
 
 def claim_output(_: None, claim: Claim) -> None:
-    """Writes vocabulary and settings, unless they are there, before any token part is written.
+    """Writes the vocabulary and the settings into the output, unless they are there already.
+
+    Task texts that are too large for the description of the job are written as well. No token part
+    is written before this step has ended.
 
     Args:
-        _: The one element of the PCollection that starts this step.
+        _: The single element of the PCollection that starts this step.
         claim: What to write.
 
     Raises:
@@ -410,12 +419,15 @@ def add_tallies(tallies: Iterable[tuple[int, str]]) -> tuple[int, str]:
 def to_lists(
     documents: Sequence[Document], sources: Sequence[str], _: None = None
 ) -> Iterator[DocumentList[Document]]:
-    """Yields a list of the documents of each source. The order of `documents` makes no difference.
+    """Puts documents into one list for each source that they are from.
+
+    The lists do not depend on the order of `documents`, because each list is sorted by the hashes
+    of its documents. The sum of these hashes is the list's `part`.
 
     Args:
         documents: Documents as `to_document` returns them.
         sources: Names of all sources, in the order of their numbers.
-        _: The result of `claim_output`, so that nothing is written before it has ended.
+        _: The result of `claim_output`. It is not used, but makes the runner wait for that step.
     """
     by_source: dict[int, list[tuple[int, Document]]] = {}
     for document in documents:
@@ -432,15 +444,19 @@ def to_lists(
 def finish_tokens(
     records: Sequence[str], tally: tuple[int, str], folder: Folder, _: None = None
 ) -> Iterator[str]:
-    """Writes parts.json, which names the token parts; yields the names of their records.
+    """Checks that all token parts were written, and writes parts.json, which lists them.
 
-    Lists with equal content share one part: a build drops copies of documents anyway.
+    Two lists with the same documents have the same name and share one part. That loses nothing,
+    because a build keeps only one copy of a document.
 
     Args:
         records: Names of the records that were written, one for each list.
         tally: The number of documents that the pipeline gave, and the sum of their hashes.
         folder: The folder of the token parts.
-        _: The result of `claim_output`.
+        _: The result of `claim_output`. It is not used, but makes the runner wait for that step.
+
+    Yields:
+        The names of the records of all parts, each once, in the order of the names.
 
     Raises:
         ValueError: The parts do not hold every document exactly once, or the folder holds the
@@ -468,7 +484,7 @@ def finish_tokens(
 
 
 def _refuse_other_documents(folder: Folder, delivered: Delivered) -> None:
-    """Refuses to replace the documents of another pipeline; the same pipeline may run again."""
+    """Raises ValueError if parts.json lists other documents than this pipeline has delivered."""
     if not folder.exists(DELIVERED):
         return
     before = read_delivered(folder)

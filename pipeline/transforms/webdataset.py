@@ -208,13 +208,14 @@ class WriteToWebDataset(
         *,
         error_handler: ErrorHandler | None = None,
     ) -> beam.PTransform:
-        """Returns this transform with bad samples in an output of their own, as Beam's are.
+        """Returns this transform with an output for bad samples, like Beam's own transforms.
 
         Args:
             main_tag: The name of the output of URLs.
             dead_letter_tag: The name of the output of bad samples. Its elements are those of Beam:
                 (sample, (type of the error, message, lines of a traceback)).
-            error_handler: Takes the bad samples; the only output is then that of URLs.
+            error_handler: Receives the bad samples. The transform then has a single output, the
+                URLs. None for two outputs.
         """
         rejecting = copy.copy(self)
         rejecting._rule = replace(self._rule, rejects=True)
@@ -222,13 +223,24 @@ class WriteToWebDataset(
         return self.label >> apart
 
     def with_error_handler(self, error_handler: ErrorHandler | None) -> beam.PTransform:
-        """Returns this transform with bad samples given to an error handler of Beam, if any."""
+        """Returns this transform, so that it gives bad samples to an error handler of Beam.
+
+        Args:
+            error_handler: Receives the bad samples; with None, this transform is returned as it is.
+        """
         if error_handler is None:
             return self
         return self.with_exception_handling(error_handler=error_handler)
 
     def expand(self, samples: beam.PCollection[Mapping[str, Any]]) -> Any:
-        """Adds the steps to the pipeline of the samples; looks into the folder, writes nothing.
+        """Adds the steps that write the dataset to the pipeline of the samples.
+
+        Beam calls this when the transform is applied. The files in the folder are checked then, but
+        nothing is written before the pipeline runs.
+
+        Returns:
+            The URLs of the shards, or a dict with the outputs "urls" and "rejected" if bad samples
+            are rejected.
 
         Raises:
             ValueError: The PCollection is unbounded, another transform of the pipeline writes the
@@ -268,14 +280,19 @@ class WriteToWebDataset(
 def _apply(
     elements: beam.PCollection, label: str, step: beam.ParDo, rule: ShardRule
 ) -> tuple[beam.PCollection, beam.PCollection | None]:
-    """Applies a step, and returns its output, and the samples that it rejects.
+    """Applies a step that may reject samples.
+
+    If samples are not rejected, the step gets a single output without a tag, because not every
+    runner delivers outputs with tags.
 
     Args:
         elements: The input of the step.
         label: The name of the step.
         step: Yields rejected samples as outputs with the tag `_REJECTED`.
-        rule: If it is not to reject samples, the step has one output without a tag, which every
-            runner delivers, and None takes the place of the samples.
+        rule: Says whether samples are rejected.
+
+    Returns:
+        The output of the step, and the rejected samples, or None if the rule rejects none.
     """
     if not rule.rejects:
         return elements | label >> step, None
@@ -284,7 +301,11 @@ def _apply(
 
 
 class _WithDeadLetters(beam.PTransform):  # type: ignore[misc]
-    """Gives the outputs of `WriteToWebDataset` the names and the form of Beam's dead letters."""
+    """Applies `WriteToWebDataset`, and gives its outputs the names and elements that Beam has.
+
+    The arguments of the constructor are those of `WriteToWebDataset.with_exception_handling`, after
+    the transform itself, which must reject bad samples.
+    """
 
     def __init__(
         self,
@@ -300,7 +321,11 @@ class _WithDeadLetters(beam.PTransform):  # type: ignore[misc]
         self._error_handler = error_handler
 
     def expand(self, samples: beam.PCollection[Mapping[str, Any]]) -> Any:
-        """Adds the steps of the transform, and the conversion of what it rejects."""
+        """Adds the steps of the transform, and a step that converts the rejected samples.
+
+        Returns:
+            The URLs if there is an error handler, and otherwise a dict of both outputs by tag.
+        """
         written = samples | self._transform
         errors = written["rejected"] | "ToDeadLetters" >> beam.Map(to_dead_letter)
         if self._error_handler is None:
@@ -310,15 +335,18 @@ class _WithDeadLetters(beam.PTransform):  # type: ignore[misc]
 
 
 def to_dead_letter(rejected: RejectedSample) -> tuple[Any, tuple[type, str, list[str]]]:
-    """Returns a rejected sample as Beam's transforms give what they could not process."""
+    """Returns a rejected sample in the form of Beam: (sample, (class, message, traceback lines)).
+
+    The class is `BadSampleError`. There are no traceback lines.
+    """
     return rejected.sample, (BadSampleError, rejected.message, [])
 
 
 def encode_or_reject(sample: Mapping[str, Any], rule: ShardRule) -> Iterator[Any]:
-    """Yields the encoded sample (`encode_sample`), or why it is left out, as a tagged output.
+    """Yields an encoded sample (`encode_sample`), or a `RejectedSample` with the tag `_REJECTED`.
 
     Raises:
-        BadSampleError: The sample cannot be written, and the rule is not to reject such samples.
+        BadSampleError: The sample cannot be encoded, and `rule.rejects` is false.
     """
     try:
         encoded = encode_sample(sample, rule.max_bytes)
@@ -341,17 +369,14 @@ def write_group(group: tuple[int, Iterable[bytes]], plan: Plan, rule: ShardRule)
     """Writes the shards of a group of samples, unless they are there.
 
     Args:
-        group: A number and the encoded samples of the group, in any order. The number is that of
-            the shard, or, if `num_shards` is given, of the range of hashes of keys. All samples are
-            held in memory.
+        group: The number of the group (`shards_of`), and its encoded samples in any order. All of
+            them are held in memory.
         plan: What each shard must hold.
         rule: Where the shards are written.
 
     Yields:
-        For each shard (name of the shard, number of samples, size in bytes, sha256, seal), of
-        which all but the seal is its row of the manifest. The seal is a hash of this row and of
-        what the shard must hold. For each sample that is left out because of its key, a
-        RejectedSample as a tagged output.
+        For each shard, what `write_shard` returns. If the rule rejects samples, also a
+        `RejectedSample` with the tag `_REJECTED` for each sample whose key another sample has.
 
     Raises:
         ValueError: The samples are not the planned ones, two samples have the same key, or a
@@ -381,7 +406,7 @@ def _keep_first(ordered: Sequence[bytes]) -> tuple[list[bytes], list[RejectedSam
         ordered: Encoded samples in the order of their hashes.
 
     Returns:
-        The samples to write, and the other samples of their keys.
+        The samples to write, in the same order, and the samples that are left out.
     """
     kept: list[bytes] = []
     doubled: list[RejectedSample] = []
@@ -396,12 +421,12 @@ def _keep_first(ordered: Sequence[bytes]) -> tuple[list[bytes], list[RejectedSam
 
 
 def _describe_doubled(key: str) -> str:
-    """Returns the message about samples with one key."""
+    """Returns the message about two samples that have the same key."""
     return f"two samples have the __key__ {key!r}; a key names one sample"
 
 
 def write_shard(number: int, ordered: Sequence[bytes], plan: Plan, rule: ShardRule) -> ShardRow:
-    """Writes a shard, unless it is there; returns its row of the manifest, and the row's seal.
+    """Writes a shard, unless a file with the same bytes is there already.
 
     Args:
         number: The shard's number.
@@ -410,8 +435,9 @@ def write_shard(number: int, ordered: Sequence[bytes], plan: Plan, rule: ShardRu
         rule: Where the shard is written.
 
     Returns:
-        (name of the shard, number of samples, size in bytes, sha256, seal), of which all but the
-        seal is the row of the manifest.
+        The name of the shard, its number of samples, its size in bytes, its sha256, and a seal. The
+        first four are the shard's row of the manifest. The seal is a hash of this row and of what
+        the shard must hold, so that `finish_dataset` notices a row that the runner changed.
 
     Raises:
         ValueError: The samples are not the planned ones, two samples have the same key, or a
@@ -495,7 +521,14 @@ def finish_dataset(
 
 
 def _open_row(written: tuple[Any, ...], expected: Tally) -> dict[str, Any]:
-    """Checks the checksum that came with a shard's row of the manifest, and returns the row.
+    """Checks the seal of what `write_shard` returned.
+
+    Args:
+        written: The row of the manifest, and the seal at the end.
+        expected: What the plan says that the shard holds.
+
+    Returns:
+        The row of the manifest, with the names of its columns.
 
     Raises:
         ValueError: The row is not the one that was written, or was written for another plan.
@@ -516,7 +549,7 @@ def _find_own_temporaries(rule: ShardRule, names: Iterable[str]) -> list[str]:
 
 
 def _wids_index(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Returns the index that wids reads, of the rows of all shards."""
+    """Returns the content of the index that wids reads, made of the manifest's rows of shards."""
     shards = [
         {"url": row["name"], "nsamples": row["samples"], "filesize": row["bytes"]} for row in rows
     ]
@@ -524,13 +557,16 @@ def _wids_index(rows: Sequence[Mapping[str, Any]]) -> bytes:
 
 
 def _manifest(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """Returns the manifest, of the rows of all shards."""
+    """Returns the content of the manifest, made of the rows of all shards."""
     totals = {name: sum(row[name] for row in rows) for name in ("samples", "bytes")}
     return json_bytes({"format": _FORMAT, **totals, "shards": rows})
 
 
 def _refuse_other_dataset(rule: ShardRule) -> None:
-    """Raises ValueError if a folder holds a dataset of another kind, before any work is done."""
+    """Raises ValueError if the folder holds a dataset that was not made by `WriteToWebDataset`.
+
+    Such a dataset has another manifest, or tars with names that no dataset's shards have.
+    """
     files = rule.folder.list()
     for name in sorted({MANIFEST, rule.manifest} & files.keys()):
         if f'"format": "{_FORMAT}"'.encode() not in rule.folder.read(name):
@@ -540,12 +576,17 @@ def _refuse_other_dataset(rule: ShardRule) -> None:
 
 
 def _refuse_other_shards(rule: ShardRule, names: Iterable[str]) -> None:
-    """Raises ValueError if one of these files is named like a shard of this dataset."""
+    """Raises ValueError if a shard of this dataset is among files that the plan does not name."""
     _refuse_other_tars(rule, [name for name in names if rule.is_shard(name)])
 
 
 def _refuse_other_tars(rule: ShardRule, names: Iterable[str]) -> None:
-    """Raises ValueError if one of these files is a tar, directly in the folder."""
+    """Raises ValueError if a tar is directly in the folder, and not in a subfolder.
+
+    Args:
+        rule: Names the folder, for the message.
+        names: The files that must not be such tars, by their paths in the folder.
+    """
     others = [name for name in names if re.fullmatch(r"[^/]+\.tar", name)]
     if others:
         raise ValueError(f"{rule.folder.locate(others[0])} {_OTHER}")
