@@ -11,8 +11,8 @@ def batch_by_size(
 ) -> Iterator[list[Item]]:
     """Yields batches of consecutive items, lazily.
 
-    A batch ends with the item that brings the sum of its sizes to `least`. The last batch may be
-    smaller.
+    Items are added to a batch until their sizes add up to `least` or more. The sizes of the last
+    batch may add up to less.
 
     Args:
         items: The items.

@@ -28,11 +28,12 @@ class _Replacements:
     """The replacements of characters by one cleaning rule. Characters that are not listed stay.
 
     Attributes:
-        of_code: The replacement of each code point: a space, a line end or nothing.
-        kinds: [65,536] for the compiled module, the number of each code point's replacement
-            (`_KIND_NUMBERS`), or 0 if the character stays.
-        plain: [256] 1 for every byte with which no listed character begins in UTF-8, so that the
-            compiled module can copy it; 1 for the space as well.
+        of_code: The replacement of each listed code point: a space, a line end or nothing.
+        kinds: [65,536] bytes, one for each code point below U+10000: the number of its replacement
+            (`_KIND_NUMBERS`), or 0 if the character stays. The compiled module reads them.
+        plain: [256] bytes, one for each value of a byte. It is 0 if a listed character begins with
+            that byte in UTF-8, and 1 if the compiled module can copy the byte without a look at
+            `kinds`. It is 1 for the space, which is replaced by itself.
     """
 
     def __init__(self, dropped: Iterable[int]) -> None:

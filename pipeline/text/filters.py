@@ -32,9 +32,11 @@ class FilterRule:
         min_characters: Documents with fewer characters of cleaned text are dropped as too_short.
         max_characters: Documents with more characters are dropped as too_long; None for no limit.
         languages: Codes of the languages that are kept; empty for all.
-        language_threshold: The least probability, summed over these languages, of a document that
-            is kept.
-        own: The user's own functions as "module:function". They are called in this order.
+        language_threshold: A document is kept if the probabilities of its being in any of the
+            `languages` add up to at least this.
+        own: The user's own functions as "module:function". Each gets the cleaned text, and returns
+            None or True to keep the document, or a reason to drop it, such as "no_verbs". They are
+            called in this order until one returns a reason.
     """
 
     min_characters: int = 0
@@ -72,7 +74,10 @@ class FilterRule:
 
 
 class DocumentFilter:
-    """Applies a `FilterRule`. Making it loads the language model and the user's functions."""
+    """Applies a `FilterRule` to documents.
+
+    The language model and the user's functions are loaded when the object is created.
+    """
 
     def __init__(self, rule: FilterRule) -> None:
         """Loads the functions and checks the languages.
@@ -149,15 +154,22 @@ def describe_filter(name: str) -> str:
 
 
 def call_filter(name: str, function: OwnFilter, document: Document) -> str | None:
-    """Calls a filter; returns its reason to drop the document, or None if the document is kept.
+    """Calls a user's filter with the text of a document.
+
+    A filter returns None or True to keep the document. To drop it, the filter returns a reason, a
+    text of at most 40 lower-case letters, digits, "_" and "-".
 
     Args:
         name: The filter as "module:function", for messages.
         function: The filter.
         document: The cleaned document.
 
+    Returns:
+        The reason, or None if the document is kept.
+
     Raises:
-        ValueError: The filter fails, or returns neither None, True nor a valid reason.
+        ValueError: The filter raises an error, or returns something else, or a reason that the
+            build counts itself, such as "empty".
     """
     where = f"filter {name}, document {document.where}"
     try:

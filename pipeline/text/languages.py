@@ -23,7 +23,11 @@ _TABLE_SCALE = 2**20
 
 
 def describe_method() -> str:
-    """Returns words for the method that finds the language, which a dataset's hash covers."""
+    """Describes in words how the language of a document is found.
+
+    The words name the library, its version and the excerpts (`sample_text`). The hash of a
+    dataset's settings covers them, so another method gives another hash.
+    """
     version = importlib.metadata.version(LIBRARY)
     return f"{LIBRARY} {version}, {NUM_PLACES} places of {PLACE_CHARACTERS} characters"
 
@@ -75,16 +79,24 @@ def _identifier() -> Any:
         def _sparse_score(
             self, visits: Mapping[int, int], table: npt.NDArray[Any]
         ) -> npt.NDArray[np.float64]:
-            """Returns [languages] the logarithms of the probabilities, up to a constant."""
+            """Replaces the library's method, which sums in floats.
+
+            Args:
+                visits: The count of each feature, by its row in the table.
+                table: [features, languages] the model's weights.
+
+            Returns:
+                [languages] the logarithms of the probabilities, up to a common constant.
+            """
             return np.asarray(_score(visits, table) + self.nb_pc, np.float64)
 
     return Identifier.from_model_file(langid.MODEL_FILE, norm_probs=True)
 
 
 def _score(visits: Mapping[int, int], table: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Returns [languages] the sum over features of log(1 + count) times the feature's row.
+    """Returns for each language the sum of its weights: [languages].
 
-    The sum is computed in fixed point.
+    The weight of a feature is multiplied by log(1 + count). The sum is computed in fixed point.
 
     Args:
         visits: The count of each feature, by its row in the table.

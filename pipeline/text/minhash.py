@@ -1,9 +1,13 @@
 """Computes MinHash signatures, by which the similarity of documents is estimated.
 
-A shingle of a document is any 5 consecutive words, in lower case (ASCII). The signature has a place
-for each of 128 permutations of the 32-bit numbers. It holds the least number that the permutation
-makes of the hash of any shingle. The share of equal places in two signatures estimates the Jaccard
-similarity J of the two sets of shingles, with standard deviation sqrt(J (1 - J) / 128).
+A shingle of a document is any 5 consecutive words, with ASCII letters in lower case. Each shingle
+is hashed to a number of 32 bits. There are 128 fixed permutations of these numbers. A signature has
+128 places, one for each permutation: the permutation is applied to the hashes of all shingles, and
+the place holds the least result. The share of places at which two signatures are equal estimates
+the Jaccard similarity J of the two sets of shingles, with standard deviation sqrt(J (1 - J) / 128).
+
+The places of a signature are divided into bands, and only documents that agree on a whole band are
+compared. They are compared by sketches, which keep four bits of each place.
 
 All arithmetic is on integers, so signatures are equal on every machine.
 
@@ -34,10 +38,10 @@ Hashes = npt.NDArray[np.uint64]
 
 
 def sign_texts(texts: Sequence[str]) -> npt.NDArray[np.uint16]:
-    """Returns the signatures of D texts, [D, K] uint16: the low 16 bits of each place.
+    """Returns the signatures of D texts: [D, K] uint16.
 
-    A signature is made of shingles, the sequences of 5 words in a text. Every ideograph or kana is
-    a word. If a text has fewer than 5 words, all of them are its only shingle.
+    Only the low 16 bits of each place are kept. Every ideograph or kana is a word of its own. If a
+    text has fewer than 5 words, all its words together are its only shingle.
 
     Args:
         texts: Cleaned texts, none of them empty.
@@ -50,13 +54,15 @@ def sign_texts(texts: Sequence[str]) -> npt.NDArray[np.uint16]:
 
 
 def sketch_signatures(signatures: npt.NDArray[np.uint16]) -> npt.NDArray[np.uint8]:
-    """Shortens signatures to sketches, in which every place has four bits, for `count_matches`.
+    """Shortens signatures to sketches, which `count_matches` compares.
+
+    A sketch has the low four bits of each place of the signature.
 
     Args:
         signatures: [D, K] uint16.
 
     Returns:
-        [D, K / 2] uint8, with two places in a byte.
+        [D, K / 2] uint8, two places in each byte, the first of them in the low four bits.
     """
     low = (signatures & 15).astype(np.uint8)
     return np.asarray(low[:, ::2] | low[:, 1::2] << 4, np.uint8)
@@ -88,7 +94,7 @@ def similarity_of(matches: int) -> float:
 
 
 def matches_for(similarity: float) -> int:
-    """Returns the least number of equal places for which the estimate reaches `similarity`."""
+    """Returns the least number of matches whose `similarity_of` is at least `similarity`."""
     numbers = range(NUM_HASHES + 1)
     return next(matches for matches in numbers if similarity_of(matches) >= similarity - 1e-9)
 
@@ -115,10 +121,10 @@ def share_band_probability(similarity: float, bands: int, rows: int) -> float:
 
 
 def band_keys(signatures: npt.NDArray[np.uint16], bands: int, rows: int) -> Hashes:
-    """Returns [D, bands] uint64 a key of each document for each band.
+    """Returns a key of each document for each band: [D, bands] uint64.
 
-    Two documents have the same key of a band if they agree on all of its rows, and otherwise only
-    if two 64-bit hashes collide.
+    Two documents have the same key for a band if they agree on all rows of the band. Otherwise they
+    have the same key only if two hashes of 64 bits happen to be equal.
 
     Args:
         signatures: [D, K] the signatures of the documents.
@@ -151,7 +157,8 @@ def _hash_shingles(batch: Sequence[bytes]) -> tuple[Hashes, npt.NDArray[np.int64
         batch: D texts in lower case, without line ends.
 
     Returns:
-        [S] the hashes, text after text, and [D] the index of each text's first hash.
+        The hashes of all shingles, text after text: [S] uint64. And the index of the first hash of
+        each text: [D].
     """
     data = np.frombuffer(b" ".join(batch), np.uint8)
     first_bytes = np.cumsum([0, *(len(text) + 1 for text in batch)])
@@ -175,11 +182,11 @@ def _hash_shingles(batch: Sequence[bytes]) -> tuple[Hashes, npt.NDArray[np.int64
 
 
 def sum_powers(values: Hashes) -> Hashes:
-    """Returns sums from which any sequence of consecutive values can be hashed at once.
+    """Returns sums from which the hash of any slice of an array follows by one subtraction.
 
-    Sum number i is the sum of the first i values, each times a power of an odd number, modulo 2^64.
-    The hash of the values from i to j is (sums[j] - sums[i]) * inverse_powers(N)[i]. It is equal
-    for equal sequences, wherever in the array they are.
+    With a fixed odd number m, sums[i] is the sum of values[k] * m^k for all k < i, modulo 2^64. The
+    hash of values[i:j] is (sums[j] - sums[i]) * inverse_powers(N)[i]. Equal slices have equal
+    hashes, wherever in the array they begin.
 
     Args:
         values: [N] the values.
@@ -192,15 +199,20 @@ def sum_powers(values: Hashes) -> Hashes:
 
 
 def inverse_powers(count: int) -> Hashes:
-    """Returns [count] the inverses of the powers in `sum_powers`, modulo 2^64."""
+    """Returns the inverses of m^0, m^1 ... modulo 2^64, for the m of `sum_powers`: [count]."""
     return _powers(pow(_MULTIPLIER, -1, 1 << 64), count)
 
 
 def _find_words(data: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Finds the words in the bytes of texts, separated by spaces. Every ideograph is a word.
+    """Finds the words in the bytes of texts.
+
+    Words are separated by spaces. Every ideograph or kana is a word of its own.
+
+    Args:
+        data: [N] the bytes of all texts, with a space between two texts.
 
     Returns:
-        [W] the position of each word's first byte, and [W] the position after its last byte.
+        The position of each word's first byte: [W]. And the position after its last byte: [W].
     """
     is_space = data == _WORD_SPACE
     cuts = np.zeros(len(data) + 1, bool)  # whether a word begins or ends before each byte
@@ -217,7 +229,7 @@ def _find_words(data: npt.NDArray[np.uint8]) -> tuple[npt.NDArray[np.int64], npt
 
 
 def _mix(values: Hashes) -> Hashes:
-    """Returns hashes in which every bit depends on every bit of the value, by SplitMix64."""
+    """Hashes numbers by the last steps of SplitMix64, so that each bit depends on all bits."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: Hashes = values ^ (values >> np.uint64(31))
@@ -226,16 +238,20 @@ def _mix(values: Hashes) -> Hashes:
 
 @cache
 def _constants(name: str, count: int) -> Hashes:
-    """Returns [count] uint64 constants that the name decides."""
+    """Returns `count` pseudo-random constants of 64 bits: [count].
+
+    They depend on `name` and on their index alone, so they are the same in every build.
+    """
     names = (f"near-duplicates/{name}/{number}" for number in range(count))
     return np.array([seed_of(constant, num_bytes=8) for constant in names], np.uint64)
 
 
 @cache
 def _permutations() -> tuple[npt.NDArray[np.uint32], npt.NDArray[np.uint32]]:
-    """Returns [K] the factors and [K] the summands of the permutations.
+    """Returns the factors and the summands of the permutations: [K] and [K].
 
-    A permutation maps x to factor * x + summand modulo 2^32. The factor must be odd.
+    A permutation maps x to factor * x + summand modulo 2^32. All factors are odd, because otherwise
+    two numbers would be mapped to the same one.
     """
     factors = (_constants("factor", NUM_HASHES) >> np.uint64(32)).astype(np.uint32)
     summands = (_constants("summand", NUM_HASHES) >> np.uint64(32)).astype(np.uint32)

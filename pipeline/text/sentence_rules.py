@@ -1,7 +1,10 @@
-"""Extends the rules of `sentencex`: stops that it does not know, and stops that end no sentence.
+"""Extends the rules by which `sentencex` finds the ends of sentences.
 
-`mark_stops` replaces such stops by other characters, so that `sentencex` splits rightly. The number
-of characters stays the same, so the sentences can be cut from the original text.
+`sentencex` does not know the stops of some scripts, and takes the stop of some abbreviations for
+the end of a sentence. `mark_stops` changes a line before it is given to `sentencex`: stops of the
+first kind become stops that it knows, and those of the second kind become letters. Each character
+is replaced by one character. So the positions that `sentencex` finds are valid in the original
+line.
 """
 
 import re
@@ -86,7 +89,10 @@ _SHORTENED_WORDS = {
 
 
 def mark_stops(line: str, language: str) -> str:
-    """Returns a line of the same length in which `sentencex` finds the right ends of sentences.
+    """Replaces characters of a line, so that `sentencex` finds the correct ends of its sentences.
+
+    The result has the same length. It serves only to find where sentences end; their text is then
+    cut from the original line.
 
     Args:
         line: A line of text.
@@ -107,7 +113,7 @@ def mark_stops(line: str, language: str) -> str:
 
 
 def _without_stops(found: re.Match[str]) -> str:
-    """Returns the matched text with letters in place of its stops and the spaces after them."""
+    """Returns a matched abbreviation with "x" in place of each stop and of a space after it."""
     return re.sub(r"\. ?", lambda stop: _LETTER * len(stop[0]), found[0])
 
 
@@ -115,9 +121,11 @@ class _Rules(NamedTuple):
     """The patterns of one language.
 
     Attributes:
-        stops: Patterns of stops that end no sentence.
-        words_with_stops: Pattern of abbreviations with several stops, such as "d.w.z.", or None.
-        apostrophe: Pattern of apostrophes that begin no quotation, or None.
+        stops: Patterns that match a single stop after an abbreviation, where no sentence ends.
+        words_with_stops: A pattern that matches whole abbreviations with several stops, such as
+            "d.w.z."; None if the language has none.
+        apostrophe: A pattern that matches the apostrophe of shortened words such as the Dutch 's,
+            where no quotation begins; None if the language has none.
     """
 
     stops: list[re.Pattern[str]]
@@ -146,14 +154,17 @@ def _rules(language: str) -> _Rules:
 
 
 def _stop_behind(words: list[str], follows: str) -> str:
-    """Returns a pattern that matches the stop after any of some words.
+    """Returns a pattern that matches a stop if one of some abbreviations is before it.
 
-    The pattern begins with the stop and looks back at the word, which is faster than beginning with
-    a choice of words. It is empty if there are no words.
+    The pattern begins with the stop and looks back at the abbreviation. That is faster than a
+    pattern that begins with a choice of abbreviations.
 
     Args:
-        words: The words, without their stop.
-        follows: A pattern that must match after the stop.
+        words: The abbreviations, without their stop.
+        follows: A lookahead, `(?=...)`, for what must follow the stop.
+
+    Returns:
+        The pattern; an empty text if there are no words.
     """
     by_length: dict[int, list[str]] = {}
     for word in words:

@@ -82,7 +82,8 @@ def keep_lines(
         text: Cleaned text.
         max_characters: The most characters of a sentence. A longer line is cut at the last space
             that fits.
-        keeps_words: Whether a single word with more characters stays whole.
+        keeps_words: Whether a word longer than `max_characters` stays whole, as a sentence that is
+            longer too. Otherwise such a word is cut.
     """
     return _cut_sentences(filter(None, text.split("\n")), max_characters, keeps_words)
 

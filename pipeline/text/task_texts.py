@@ -1,10 +1,15 @@
-"""Finds documents that hold text of a task file: n consecutive words that both have (a window).
+"""Finds documents that hold text of a task file.
 
-Documents and texts are compared by the ids of their pieces in the vocabulary. A word is a piece
-together with the pieces that continue it. Punctuation, symbols and [UNK] are not part of words.
-With a cased vocabulary a piece counts as its lower-case one. This follows the GPT-3 paper,
-appendix C: "a gram as a lowercase, whitespace delimited word with no punctuation". A text of fewer
-than n words is one window if it has at least LEAST_WORDS words, the least n of that appendix.
+A task file is a test set that the user names by --task_files (docs/input.md). It consists of texts.
+A window is a sequence of n consecutive words of such a text. A text of fewer than n words is a
+single window if it has at least LEAST_WORDS words. A document holds text of a task file if one of
+the windows is in the document.
+
+Documents are encoded when they are searched, so words are compared by the ids of their pieces (the
+tokens of the vocabulary). A word is a piece together with the pieces that continue it. Punctuation,
+symbols and [UNK] are not part of words. In a cased vocabulary, a piece counts as the piece in lower
+case. This follows the GPT-3 paper, appendix C: "a gram as a lowercase, whitespace delimited word
+with no punctuation". LEAST_WORDS is the least n of that appendix.
 
 Shapes: V pieces of the vocabulary, P pieces of words, W words, D documents or texts.
 """
@@ -44,10 +49,9 @@ class TaskTexts:
 
     Attributes:
         n: The number of words of a window.
-        lines: The texts, each without line ends.
-        places: The place of each text, such as "dev.tsv:3".
-        files: URL of every file, and the number of its texts. The texts are in the order of the
-            files.
+        lines: The texts of all files, file after file. Each is one line.
+        places: For each text the file and the line that it is from, such as "dev.tsv:3".
+        files: For each file its URL and the number of its texts.
     """
 
     n: int
@@ -63,13 +67,13 @@ def prepare_texts(
     keeps_words: bool = False,
     files: Sequence[tuple[str, int]] = (),
 ) -> TaskTexts:
-    """Returns cleaned texts, one line each, in which windows of n words are looked for.
+    """Cleans the texts of task files as documents are cleaned, and puts each on one line.
 
     Args:
-        texts: The place of each text, such as "dev.tsv:3", and the text.
+        texts: For each text its place, such as "dev.tsv:3", and the text.
         n: The number of words of a window.
         keeps_words: Whether words stay as they are (`WordRule.keeps_words`).
-        files: Every file with the number of its texts. The texts are in the order of the files.
+        files: For each file its URL and the number of its texts. `texts` is in the same order.
     """
     places: list[str] = []
     lines: list[str] = []
@@ -80,11 +84,11 @@ def prepare_texts(
 
 
 def refuse_file_without_windows(url: str, least: int = LEAST_WORDS) -> None:
-    """Raises the error about a task file whose texts are all too short to be looked for.
+    """Raises the error about a task file of which no text has enough words to be looked for.
 
     Args:
         url: The file.
-        least: The least number of words of a text.
+        least: How many words a text must have.
 
     Raises:
         ValueError: Always.
@@ -102,8 +106,8 @@ class Overlap:
     """Text that a document shares with a task file.
 
     Attributes:
-        place: The place of the text in the task file.
-        words: The words of it that the document holds.
+        place: The task file and the line that the text is from, such as "dev.tsv:3".
+        words: The words that both hold: one window, as text in the pieces' spelling.
     """
 
     place: str
@@ -112,16 +116,17 @@ class Overlap:
 
 @dataclass(frozen=True)
 class _WordTable:
-    """The words of some documents or texts, one after the other, numbered from 0.
+    """The words of D documents, or of D texts of task files, numbered from 0 through all of them.
 
-    Equal windows have equal hashes, which `sums` and `inverses` give at once (see `sum_powers`).
+    The methods take such numbers of words. Two windows with the same pieces have the same hash,
+    which `sums` and `inverses` give without a look at the pieces (see `sum_powers`).
 
     Attributes:
         pieces: [P] the ids of the pieces of all words.
-        bounds: [W + 1] the index in `pieces` at which each word begins, and the end of the last.
-        first_words: [D + 1] the number of each document's first word, and the number of all words.
-        sums: [W + 1] the sum of powers up to each bound.
-        inverses: [W + 1] the inverse of the power at each bound.
+        bounds: [W + 1] for each word the index in `pieces` at which it begins; at the end P.
+        first_words: [D + 1] for each document the number of its first word; at the end W.
+        sums: [W + 1] the results of `sum_powers` at the bounds.
+        inverses: [W + 1] the results of `inverse_powers` at the bounds.
     """
 
     pieces: Pieces
@@ -131,46 +136,47 @@ class _WordTable:
     inverses: Hashes
 
     def hash(self, words: Places, num_words: int) -> Hashes:
-        """Returns the hashes of the windows of `num_words` words that begin with `words`."""
+        """Returns for each of `words` the hash of the `num_words` words that begin with it."""
         return (self.sums[words + num_words] - self.sums[words]) * self.inverses[words]
 
     def hash_all(self, num_words: int) -> Hashes:
-        """Returns the hashes of the windows of `num_words` words that begin with any word.
+        """Returns the hashes of all sequences of `num_words` consecutive words, by the first word.
 
-        Windows that begin in one document and end in another have hashes as well.
+        Sequences that begin in one document and end in another are not left out.
         """
         return (self.sums[num_words:] - self.sums[:-num_words]) * self.inverses[:-num_words]
 
     def slice(self, word: int, num_words: int) -> Pieces:
-        """Returns the pieces of the window of `num_words` words that begins with `word`."""
+        """Returns the pieces of the `num_words` words that begin with the word number `word`."""
         return self.pieces[self.bounds[word] : self.bounds[word + num_words]]
 
     def number_of(self, words: Places) -> Places:
-        """Returns the number of the document of each word."""
+        """Returns for each of `words` the number of the document that it is in."""
         return np.searchsorted(self.first_words, words, side="right") - 1
 
     def words_left(self, words: Places) -> Places:
-        """Counts the words from each of `words` to the end of its document, inclusive."""
+        """Returns the number of words from each of `words`, inclusive, to its document's end."""
         return self.first_words[self.number_of(words) + 1] - words
 
 
 class WindowFinder:
-    """Finds the first window of each document that is in the task files.
+    """Finds text of task files in documents.
 
     Attributes:
-        vocab: The vocabulary of the documents' ids.
-        num_windows: The number of windows that each task file gave, by its URL.
+        vocab: The vocabulary that documents are encoded by.
+        num_windows: The number of windows of each task file, by the file's URL.
     """
 
     def __init__(self, texts: TaskTexts, encoder: Encoder) -> None:
-        """Finds the windows of the task files, and sorts them by their hashes.
+        """Encodes the task texts, and sorts their windows by hash.
 
         Args:
             texts: The texts of the task files.
-            encoder: Encodes the texts by the vocabulary of the documents.
+            encoder: The encoder of the documents.
 
         Raises:
-            ValueError: No text, or no text of some file, has enough words.
+            ValueError: A file has no text with enough words for a window, or there is no window at
+                all.
         """
         self._texts = texts
         self.vocab = encoder.vocab
@@ -191,10 +197,11 @@ class WindowFinder:
             self._maybe[_first_bits(self._task_words.hash(words, self._least))] = True
 
     def _count_windows(self, windows: Iterable[Places]) -> dict[str, int]:
-        """Returns the number of windows of every task file, by its URL.
+        """Returns the number of windows of every task file, by the file's URL.
 
         Args:
-            windows: For each size of windows, the words that begin one.
+            windows: For each number of words that windows have, the numbers of the task words with
+                which such windows begin.
 
         Raises:
             ValueError: A file has no window.
@@ -212,18 +219,20 @@ class WindowFinder:
         return num_windows
 
     def find(self, documents: Sequence[IdArray]) -> list[Overlap | None]:
-        """Returns the text that each document shares with a task file, or None.
-
-        It is the first window of the document that is in a task file, with its first place there.
+        """Looks for text of the task files in documents.
 
         Args:
-            documents: The ids of each document.
+            documents: For each document the ids of all its sentences.
+
+        Returns:
+            For each document, the first window in it that a task file has, with the place of a task
+            text that holds the window. None if the document holds no window.
         """
         batches = batch_by_size(documents, len, _BATCH_IDS)
         return [overlap for batch in batches for overlap in self._find_in_batch(batch)]
 
     def _find_in_batch(self, documents: Sequence[IdArray]) -> list[Overlap | None]:
-        """Returns what `find` returns, for few documents."""
+        """Does what `find` does, for documents that are few enough to be searched at once."""
         overlaps: list[Overlap | None] = [None] * len(documents)
         table = self._split_words(np.concatenate(documents), np.cumsum(list(map(len, documents))))
         # Every window begins with a window of the least size, so most words are ruled out by it.
@@ -237,11 +246,11 @@ class WindowFinder:
         return overlaps
 
     def _split_words(self, ids: IdArray, ends: Places) -> _WordTable:
-        """Splits documents into words.
+        """Splits encoded documents into words.
 
         Args:
             ids: The ids of all documents, one after the other.
-            ends: [D] the index in `ids` after each document's last id.
+            ends: [D] for each document the index in `ids` after its last id.
         """
         folded = self._fold[ids]
         in_words = np.flatnonzero(folded != _NO_WORD)
@@ -256,7 +265,13 @@ class WindowFinder:
         return _WordTable(pieces, bounds, first_words, sums[bounds], inverses[bounds])
 
     def _choose_windows(self) -> Iterator[tuple[int, Places]]:
-        """Yields each size of windows in words, and the task words that begin a window of it."""
+        """Chooses the windows of the task texts.
+
+        Yields:
+            A number of words, and the numbers of the task words with which windows of so many words
+            begin. First these are the windows of n words, of texts that have at least n words. Then
+            they are whole texts of fewer words, for each number of words from `_least` on.
+        """
         n = self._texts.n
         table = self._task_words
         words = np.arange(len(table.bounds) - 1)
@@ -265,7 +280,15 @@ class WindowFinder:
             yield size, table.first_words[:-1][np.diff(table.first_words) == size]
 
     def _sort_windows(self, words: Places, size: int) -> tuple[Hashes, Places]:
-        """Returns the hashes of the windows that begin with `words`, sorted, and those words."""
+        """Sorts windows by hash.
+
+        Args:
+            words: The numbers of the task words with which the windows begin.
+            size: The number of words of the windows.
+
+        Returns:
+            The hashes of the windows, ascending, and `words` in the same order.
+        """
         hashes = self._task_words.hash(words, size)
         order = np.argsort(hashes, kind="stable")
         return hashes[order], words[order]
@@ -275,11 +298,12 @@ class WindowFinder:
 
         Args:
             table: The words of the documents.
-            words: The words with which windows may begin.
+            words: The numbers of those words in `table` that may begin a window.
 
         Yields:
-            The first word of the window in the documents, its first word in the task files, and its
-            number of words.
+            The number of the window's first word in `table`, the number of its first word in the
+            task texts, and how many words it has. The pieces still have to be compared, because
+            different windows may have the same hash.
         """
         num_left = table.words_left(words)
         for size, (task_hashes, task_words) in self._tables.items():
@@ -292,7 +316,12 @@ class WindowFinder:
                 yield word, int(task_words[row]), size
 
     def _describe(self, word: int, size: int) -> Overlap:
-        """Returns the place and the words of the window that begins with a word of a task file."""
+        """Returns the place and the words of a window of the task texts.
+
+        Args:
+            word: The number of the window's first word in the task texts.
+            size: The number of words of the window.
+        """
         number = int(self._task_words.number_of(np.array(word)))
         tokens = map(self.vocab.tokens.__getitem__, self._task_words.slice(word, size))
         words = " ".join(tokens).replace(f" {CONTINUATION}", "")
@@ -300,16 +329,17 @@ class WindowFinder:
 
 
 def _first_bits(hashes: Hashes) -> Places:
-    """Returns the first bits of hashes, the index into the table that rules out most words."""
+    """Returns the first 24 bits of hashes, by which `WindowFinder` rules out most words quickly."""
     return (hashes >> np.uint64(64 - _MAYBE_BITS)).astype(np.int64)
 
 
 def _describe_pieces(vocab: Vocabulary) -> tuple[Pieces, npt.NDArray[np.bool_]]:
-    """Finds the part that each piece of the vocabulary can have in words.
+    """Says of each piece of the vocabulary how it takes part in words.
 
     Returns:
-        [V] the id that the piece counts as, its lower-case one, or -1 if it is not part of a word;
-        and [V] whether the piece continues a word.
+        For each piece the id that it is compared by: that of the piece in lower case, or -1 if the
+        piece is not part of words, such as punctuation: [V] int32. And whether the piece continues
+        a word: [V] bool.
     """
     fold: list[int] = []
     for number, token in enumerate(vocab.tokens):
@@ -322,6 +352,9 @@ def _describe_pieces(vocab: Vocabulary) -> tuple[Pieces, npt.NDArray[np.bool_]]:
 
 
 def _holds_letters(text: str) -> bool:
-    """Returns whether a piece holds a letter, a digit, a vowel sign or an unknown character."""
+    """Returns whether a piece holds a letter, a digit, a vowel sign or an unknown character.
+
+    A character is unknown if Unicode 3.2 does not have it.
+    """
     categories = map(_UNICODE.category, text)
     return any(category[0] in "LN" or category in ("Mc", "Cn") for category in categories)
