@@ -39,14 +39,13 @@ class PlanSettings(DoctorSettings):
         world_size: How many ranks train, each on a GPU or on CPUs.
         gpu: The GPU of a rank, known by its data sheet: TFLOP/s in bf16 and fp32, memory, and the
             link to the other GPUs of its node. Ranks on CPUs also need --peak_tflops.
-        node_size: Ranks of a full node. If there are more ranks than that, they must fill whole
-            nodes.
+        node_size: Ranks of a full node; a run with more ranks than that must fill whole nodes.
         link: The link between nodes: ndr is InfiniBand of 400 Gbit/s for every GPU; 400gbe and
             100gbe are Ethernet with one port for a node; nvlink joins all GPUs as if they were in
             one node. 4x100gbe means four ports for a node, and 25gbit or 100mbit is a rate of your
             own.
-        compare: Numbers of ranks, such as 1 8 64. A table shows how many hours the run takes with
-            each of them, for each link between nodes.
+        compare: Numbers of ranks, such as 1 8 64, for which a table shows the hours of the run with
+            each link between nodes.
     """
 
     world_size: int = 8
