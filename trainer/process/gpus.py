@@ -8,7 +8,8 @@ from dataclasses import dataclass
 class Gpu:
     """The numbers in a GPU's data sheet.
 
-    0 means that a number is not known, or that the GPU cannot do what the number is about.
+    A number is 0 if it is not known, or if the GPU lacks the feature: `bf16_tflops` is 0 for a GPU
+    without bf16.
 
     Attributes:
         bf16_tflops: Dense TFLOP/s of matrix products in bf16.

@@ -1,7 +1,8 @@
 """Decides in which number format a run trains, and whether its model is compiled.
 
-What the user gives counts. A run that continues keeps what it began with. Otherwise the device
-decides: on a GPU that multiplies in bf16, a run trains in bf16 and compiled.
+A setting that the user gives decides. If it is not given, a run that continues keeps what it began
+with, and for a new run the device decides: on a GPU that multiplies in bf16, the run trains in bf16
+and is compiled.
 """
 
 from collections.abc import Mapping
@@ -33,7 +34,8 @@ class Choice:
     Attributes:
         precision: Number format of the forward and backward passes.
         is_compiled: Whether the model is compiled.
-        message: A line that says what the device decided; "" if it decided nothing.
+        message: A line about what was chosen on a GPU with bf16, for a new run whose user left the
+            precision or the compilation open; otherwise "".
     """
 
     precision: Precision
@@ -42,7 +44,10 @@ class Choice:
 
 
 def weakest(devices: list[Device]) -> Device:
-    """Returns a device that can do what all devices can, with the name of the first one."""
+    """Returns a Device with only those abilities that all of the devices have.
+
+    Its name is that of `devices[0]`.
+    """
     return Device(
         name=devices[0].name,
         has_bf16=all(device.has_bf16 for device in devices),
@@ -59,9 +64,14 @@ def choose_precision(
 ) -> Choice:
     """Returns the precision of a run and whether it is compiled.
 
-    DeepSpeed trains in bf16 under ZeRO-1 to 3 only, and torch.compile does not work with ZeRO-3.
+    What the user gave is used as it is. If the user did not give the precision, a run that
+    continues keeps its own, and a new run trains in bf16 if the device multiplies in bf16 and the
+    stage is not 0, because DeepSpeed trains in bf16 under ZeRO-1 to 3 only; otherwise it trains in
+    fp32.
 
-    `Choice.message` is filled only for a new run in which the device decided something.
+    If the user did not say whether to compile, the model is compiled only if the device has bf16
+    and can compile and the stage is not 3, with which torch.compile does not work. A new run must
+    train in bf16 for that, and a run that continues must have been compiled before.
 
     Args:
         device: What all ranks' devices can do.
@@ -87,7 +97,7 @@ def choose_precision(
 
 
 def _describe(device: Device, zero_stage: int, precision: str, is_compiled: bool) -> str:
-    """Returns a line for people about what was chosen, and how to have it otherwise."""
+    """Returns a line for people: what was chosen, for which device, and which flags change it."""
     begin = f"{device.name}: training in {precision}"
     if precision == "fp32":
         cure = "--precision bf16" if zero_stage else "--zero_stage 1 --precision bf16"

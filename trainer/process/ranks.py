@@ -37,8 +37,8 @@ class Ranks:
         rank: Number of this process, from 0.
         world_size: Number of processes.
         device: The GPU of this process, or the CPU.
-        counts_group: A process group of Gloo for small facts, so that ranks agree on a step without
-            waiting for a GPU.
+        counts_group: A process group of Gloo, by which ranks exchange small facts such as the
+            counts of a step. It works on the CPU, so no rank waits for a GPU.
     """
 
     rank: int
@@ -47,13 +47,16 @@ class Ranks:
     counts_group: Any
 
     def gather(self, value: Any) -> list[Any]:
-        """Returns the values of all ranks, in the order of ranks; every rank has to call it."""
+        """Returns the value that each rank gave, in the order of ranks; every rank must call it."""
         values: list[Any] = [None] * self.world_size
         torch.distributed.all_gather_object(values, value, group=self.counts_group)
         return values
 
     def from_first(self, value: Any) -> Any:
-        """Returns the value of rank 0; every rank has to call it, with any value."""
+        """Returns on every rank the value that rank 0 gave.
+
+        Every rank has to call it; the values that the other ranks give do not matter.
+        """
         if self.world_size == 1:
             return value
         values = [value]
@@ -120,7 +123,14 @@ def count_local_ranks() -> int:
 
 
 def _join(init_distributed: Callable[..., None]) -> None:
-    """Joins the process group by DeepSpeed's function; says what to do if the port is in use."""
+    """Joins the process group.
+
+    Args:
+        init_distributed: DeepSpeed's function of that name.
+
+    Raises:
+        ValueError: The port where ranks should meet is in use. The message says what to do.
+    """
     try:
         init_distributed(verbose=False)
     except torch.distributed.DistNetworkError as error:
@@ -138,7 +148,7 @@ def device_name(device: torch.device) -> str:
 
 
 def describe_device(device: torch.device) -> Device:
-    """Returns what counts about a device for the precision of a run."""
+    """Returns the facts about a device that `choose_precision` needs."""
     name = device_name(device)
     if device.type != "cuda":
         return Device(name)
@@ -182,7 +192,7 @@ def _let_gloo_rest(seconds: float = 10.0) -> None:
 
 
 def _gloo_states() -> Iterator[str]:
-    """Yields the state of each of Gloo's threads of this process: "S" is asleep, as in proc(5)."""
+    """Yields the state of each Gloo thread of this process, as in proc(5): "S" is asleep."""
     for path in Path("/proc/self/task").glob("*/stat"):
         with contextlib.suppress(OSError):  # the thread has ended
             stat = path.read_text(encoding="utf-8", errors="replace")
@@ -193,14 +203,15 @@ def _gloo_states() -> Iterator[str]:
 
 @contextlib.contextmanager
 def together(ranks: Ranks) -> Iterator[None]:
-    """Ends a `with` block on every rank with an error if it fails on one rank.
+    """Makes a `with` block fail on every rank if it fails on some rank.
 
     Otherwise the other ranks would wait for the rank that failed. Every rank has to enter the
-    block. Only ValueError and OSError are passed on to other ranks.
+    block. On the ranks where the block fails, its own error is raised. Only a ValueError or an
+    OSError ends the block on the other ranks.
 
     Raises:
-        ValueError: The block failed on another rank. The message names the first rank on which it
-            failed, and has that rank's message.
+        ValueError: The block failed on another rank only. The message names the first rank on which
+            it failed, and has that rank's message.
     """
     fault: Exception | None = None
     try:

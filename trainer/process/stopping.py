@@ -40,8 +40,8 @@ class LauncherWatch:
     """Ends this process some time after its launcher has ended.
 
     Attributes:
-        on_loss: Called once when the launcher has ended. If it is None, for there is nothing to
-            save yet, the process ends at once.
+        on_loss: A function that is called once, when the launcher has ended, so that the process
+            can save. If it is None, the process ends at once.
         grace_seconds: Seconds between the call of `on_loss` and the end of the process.
         has_launcher: Whether this process has a launcher.
         has_deepspeed: Whether the launcher is DeepSpeed's.
@@ -69,9 +69,11 @@ class LauncherWatch:
 
 
 def find_launchers() -> dict[int, str]:
-    """Returns the launchers that started this process: their process ids, and when each began.
+    """Returns the processes that launched this one: for each process id, when that process began.
 
-    It follows the chain of parents up to the first process that is no launcher.
+    The parent of this process is examined first, then its parent, and so on, up to the first
+    process that is no launcher. The times are those of `_started`; with the id they tell a process
+    from a later one that has the same id. The result is empty if this process has no launcher.
     """
     launchers: dict[int, str] = {}
     pid = os.getppid()
@@ -95,9 +97,10 @@ class StopRequest:
     """Notes whether this rank was told to stop.
 
     Attributes:
-        is_made: Whether it was told to stop.
-        number: The signal that decides the exit code of a run that was told to stop, 128 + number.
-            It is SIGINT after Ctrl-C, and SIGTERM otherwise, also before a stop is requested.
+        is_made: Whether this rank was told to stop.
+        number: SIGINT if the rank was told to stop by Ctrl-C, else SIGTERM. The exit code of the
+            run is 128 + `number`. Before any request it is SIGTERM, with which a rank exits that
+            stops because another rank was told to.
     """
 
     def __init__(self) -> None:
@@ -105,7 +108,10 @@ class StopRequest:
         self.number = int(signal.SIGTERM)
 
     def make(self, number: int = signal.SIGTERM, _frame: FrameType | None = None) -> None:
-        """Tells this rank to stop; `number` is the signal that asks for it."""
+        """Tells this rank to stop; `number` is the signal that asks for it.
+
+        It can be the handler of a signal, which Python calls with the number and a stack frame.
+        """
         self.is_made = True
         if number == signal.SIGINT:
             self.number = number
@@ -117,9 +123,9 @@ def stops_requested(
 ) -> Iterator[None]:
     """Turns stop signals and the end of the launcher into a request, inside a `with` block.
 
-    The first Ctrl-C prints the notice. It also ends the `deepspeed` command at once, so a longer
-    time to save is allowed without a launcher. A second Ctrl-C ends the process at once, even while
-    the main thread waits for another rank.
+    The first Ctrl-C prints the notice. It also ends the `deepspeed` command at once. So from then
+    on this rank has LAUNCHERS_GRACE_SECONDS to save, although its launcher is gone. A second Ctrl-C
+    ends the process at once, even while the main thread waits for another rank.
 
     Args:
         watch: Watches the launcher.
@@ -152,9 +158,13 @@ def stops_requested(
 
 
 def note_outcome(text: str) -> None:
-    """Writes "running" or "finished" for a supervisor, if there is one.
+    """Writes a word about the run into the file that the variable BEAMBERT_OUTCOME_FILE names.
 
-    A supervisor names the file by the variable BEAMBERT_OUTCOME_FILE.
+    A program that supervises the run sets the variable and reads the file. If it is not set,
+    nothing is written.
+
+    Args:
+        text: "running" or "finished".
     """
     path = os.environ.get(OUTCOME_FILE)
     if path:
