@@ -25,9 +25,10 @@ class Continuable:
     """How a command recognizes earlier work of its own, and which settings must not have changed.
 
     Attributes:
-        kind: What the work is called in messages, with its article.
-        marker: The file or folder that is written first, by which the work is recognized.
-        free: Settings that may change, because they do not affect what is computed.
+        kind: What messages call the work, with an article, such as "a run".
+        marker: Name of the file or folder that the command writes first. A folder that has it holds
+            earlier work of the command.
+        free: Names of settings that may change, because they do not affect what is computed.
         advice: The end of the message about changed settings: what else a person can do.
     """
 
@@ -37,14 +38,18 @@ class Continuable:
     advice: str = ", or another --output"
 
     def is_foreign(self, path: Path) -> bool:
-        """Returns whether something is at a path that is not earlier work of the command."""
+        """Returns whether the command must not use a path, because something else is there.
+
+        That is a file, or a folder that is not empty and has no `marker`. The lock file does not
+        count.
+        """
         if not path.is_dir():
             return path.exists()
         names = {entry.name for entry in path.iterdir()}
         return self.marker not in names and bool(names - {LOCK})
 
     def refuse_foreign(self, path: Path, where: str = "") -> None:
-        """Refuses a path where something else is.
+        """Raises an error if `is_foreign` says that something else is at a path.
 
         Args:
             path: The output folder.
@@ -60,9 +65,12 @@ class Continuable:
             )
 
     def bound_settings(self, settings: Any) -> dict[str, Any]:
-        """Returns the fields of a settings class that must not change, as plain values.
+        """Returns the settings that must not change between launches, by name, as plain values.
 
         Secrets in them are replaced.
+
+        Args:
+            settings: The settings of the command, a dataclass.
         """
         fields = dataclasses.asdict(settings).items()
         return dict(hide_in({name: value for name, value in fields if name not in self.free}))
@@ -76,11 +84,12 @@ class Continuable:
             where: The output folder, for the message.
             old: The settings that the work was begun with, as plain values.
             new: The settings to continue with, as plain values.
-            others: Further changes that are not allowed, in words.
+            others: Descriptions of other changes, found by the caller, for which the work is
+                refused too.
 
         Raises:
-            ValueError: A setting has changed that must not, or there are `others`. The message has
-                the old and the new value of each.
+            ValueError: A setting that is not in `free` has changed, or `others` is not empty. The
+                message has the old and the new value of each setting.
         """
         changes = [
             f"{key} was {before!r} and is now {after!r}"
@@ -131,11 +140,16 @@ def with_defaults(old: Mapping[str, Any], settings: Any) -> dict[str, Any]:
 
 
 def _complete(old: Any, value: Any) -> Any:
-    """Returns an old value with defaults for settings that it lacks, in all sections inside it.
+    """Fills in the defaults of settings that an old value lacks, in all sections inside it.
 
     Args:
-        old: The plain value from the run's config.yaml.
-        value: The value of the same setting to continue with.
+        old: The value of one setting in the run's config.yaml: a dict if it is a section.
+        value: The value of the same setting to continue with, a dataclass if it is a section. Its
+            class has the defaults.
+
+    Returns:
+        The completed value, as plain values. A list of another length than `value` is not
+        completed.
     """
     if dataclasses.is_dataclass(value) and isinstance(old, Mapping):
         return with_defaults(old, value)
@@ -151,7 +165,10 @@ def _as_plain(value: Any) -> Any:
 
 
 def _changes(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yields what differs between two plain values.
+    """Yields the differences between two plain values.
+
+    Dicts, and lists of the same length, are compared item by item, and so are the dicts and lists
+    in them. Other values are compared as a whole.
 
     Args:
         key: The dotted key of the values; "" for the whole settings.
@@ -159,8 +176,8 @@ def _changes(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
         new: The new value.
 
     Yields:
-        The dotted key of each value that differs, such as "phases.0.steps", the old and the new
-        value. Dicts, and lists of one length, are compared value by value.
+        For each difference its dotted key, such as "phases.0.steps", the old value and the new one.
+        A key that a dict lacks has the value None.
     """
     if isinstance(old, dict) and isinstance(new, dict):
         for name in sorted({*old, *new}):
@@ -175,11 +192,12 @@ def _changes(key: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
 def lock_folder(folder: Path, patience_seconds: float = PATIENCE_SECONDS) -> IO[bytes]:
     """Makes a folder and locks it, so that no other job works in it.
 
-    If another job holds the lock, it waits for a while, because ranks of a killed launcher may
-    still be ending.
+    If another job holds the lock, this function waits for up to `patience_seconds`, because ranks
+    of a killed launcher may still be ending.
 
-    Random bytes are written into the lock file. Ranks on other nodes compare the file at the same
-    path on their node with that of rank 0: if the bytes are equal, both see the same folder.
+    It writes random bytes into the lock file. Every rank compares the lock file that it finds at
+    this path with that of rank 0. If the bytes are equal, the rank sees the same folder as rank 0;
+    otherwise its node has another disk there.
 
     Args:
         folder: The folder.

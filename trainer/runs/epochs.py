@@ -8,7 +8,11 @@ from trainer.stream.order.source import Mixture, WeightedDataset
 
 
 def main_of(mixture: Mixture) -> tuple[WeightedDataset, float]:
-    """Returns the dataset with the greatest weight, and its share of the mixture's instances."""
+    """Returns the main dataset of a mixture, the one with the greatest weight, and its share.
+
+    The share is that of the instances of the mixture that are drawn from the dataset, between 0 and
+    1. Of equal weights the first counts.
+    """
     main = max(mixture, key=lambda source: source.weight)
     return main, main.weight / sum(source.weight for source in mixture)
 
@@ -34,7 +38,7 @@ def lengthen_phases(settings: PretrainSettings, a_pass: Sequence[int]) -> list[P
 
     Args:
         settings: The settings of the run. If `epochs` is None, the phases are not changed.
-        a_pass: The result of `instances_a_pass` for each phase.
+        a_pass: For each phase the number of instances of an epoch, from `instances_a_pass`.
     """
     if settings.epochs is None:
         return settings.phases

@@ -17,7 +17,8 @@ def loss_columns(
 ) -> dict[str, float]:
     """Returns mean losses in nats and accuracies, by the names of their columns.
 
-    The columns of a model that is trained left to right are called mlm as well.
+    A left-to-right model has the columns `mlm_loss` and `mlm_accuracy` as well, for the prediction
+    of next tokens.
 
     Args:
         sums: Sums over a global batch or a validation set, by the names of the fields of
@@ -82,11 +83,11 @@ class MetricsFile:
     def find_row(self, step: int, column: str) -> dict[str, Any] | None:
         """Returns the last row of a step that has a column, or None if there is no such row.
 
-        Only rows with the column are parsed, because a long run has many others. A last line that
-        is not written completely is left out.
+        Only lines that contain the column's name are parsed, because a long run has many others. A
+        last line that was not written completely is ignored.
 
         Raises:
-            ValueError: A line with the column is no row.
+            ValueError: A line that was parsed is not a row of metrics.
         """
         if not self.path.exists():
             return None
@@ -100,10 +101,12 @@ class MetricsFile:
         return found
 
     def cut_after(self, step: int) -> None:
-        """Removes the rows after a step, and a last line that was not written completely.
+        """Removes the rows of steps after `step`, and a last line that was not written completely.
+
+        The file is made if it does not exist.
 
         Raises:
-            ValueError: Another line is no row. The file is not changed then.
+            ValueError: A complete line is not a row of metrics. The file is not changed then.
         """
         lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
         whole_lines = [line for line in lines if line.endswith(b"\n")]

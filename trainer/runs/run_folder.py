@@ -83,17 +83,18 @@ class RunFolder:
 
     Attributes:
         path: The folder.
-        config: The settings of the run, config.yaml.
-        facts: The facts of the run, run.json.
+        config: config.yaml, the settings of the run.
+        facts: run.json, the facts of the run.
         lock: The file that the job working in the folder holds locked.
         checkpoints: The folder of the checkpoints.
-        downloads: A folder for the checkpoint that a launch begins with, on a node that does not
-            see the disk of rank 0.
-        metrics: One row for each step, metrics.jsonl.
-        anomalies: One row for each step whose gradient was not used.
-        stacks: The stacks that a watchdog wrote about a job that hung.
-        newest: The file that names the checkpoint that was committed last.
-        left_out: The list of documents that the run leaves out, if it leaves any out.
+        downloads: A folder on a node that does not see the disk of rank 0. The checkpoint that a
+            launch begins with is downloaded into it.
+        metrics: metrics.jsonl, with one row for each step and each validation.
+        anomalies: anomalies.jsonl, with one row for each step whose gradient was not used.
+        stacks: The folder of the stacks that a watchdog wrote about a job that hung.
+        newest: newest.json, which names the checkpoint that was committed last.
+        left_out: left_out.txt, the list of documents that the run leaves out. It exists only if the
+            run leaves any out.
     """
 
     def __init__(self, path: Path) -> None:
@@ -111,7 +112,7 @@ class RunFolder:
 
     @property
     def is_foreign(self) -> bool:
-        """Returns whether the folder holds something that is not a run."""
+        """Whether the folder holds something that is not a run."""
         return PRETRAINING.is_foreign(self.path)
 
     def read_facts(self) -> dict[str, Any]:
@@ -142,11 +143,12 @@ class RunFolder:
         """Returns the documents that the run leaves out, in the order of its list.
 
         Returns:
-            The first 64 bits of each id; nothing if the run leaves none out, or if there is no run.
+            The first 64 bits of the id of each document. Empty if the run leaves none out, or if
+            there is no run in the folder.
 
         Raises:
             FileNotFoundError: The list is missing.
-            ValueError: The list is not the one that run.json speaks of.
+            ValueError: The list is not the one that run.json describes.
         """
         facts = self.read_facts() if self.facts.is_file() else {}
         if "left_out" not in facts:
@@ -229,7 +231,7 @@ _held: list[IO[bytes]] = []
 def lock_run(run: RunFolder) -> None:
     """Waits until no other job trains in the folder, and locks it until this process ends.
 
-    A folder that holds something else is left alone; `prepare_run` refuses it.
+    A folder that holds something else than a run is not locked, because `prepare_run` refuses it.
 
     Raises:
         FileExistsError: Another job is still there after a minute, or the folder is a file.
@@ -368,15 +370,16 @@ def refuse_changed_datasets(
 
 
 def check_trunk(run: RunFolder, settings: PretrainSettings, mixture: Mixture) -> None:
-    """Checks that a new run may begin at a checkpoint of another run.
+    """Refuses a new run that does not fit the run at whose checkpoint it begins.
 
     Args:
-        run: The other run.
-        settings: The settings of the new run. Only the schedule may differ from the other run's.
+        run: The run at whose checkpoint the new run begins.
+        settings: The settings of the new run. They may differ from those of `run` in the schedule,
+            and in settings that do not affect what is computed.
         mixture: The datasets of the new run.
 
     Raises:
-        ValueError: Other settings or the datasets differ.
+        ValueError: Other settings differ, or the datasets do.
     """
     datasets = [dataset_facts(source) for source in mixture]
     _check_unchanged(run, settings, datasets, BRANCHING)
@@ -397,10 +400,13 @@ def masking_of(run: RunFolder) -> str:
 
 
 def follow_masking(settings: PretrainSettings, of_trunk: str | None) -> PretrainSettings:
-    """Returns the settings of a run that begins at a checkpoint of another, with its mask shares.
+    """Returns the settings of a run that branches off another run, with that run's mask shares.
 
-    Otherwise a mask share that moves from the first to the last step would jump, because the runs
-    have different numbers of steps. Settings that give the number of steps are not changed.
+    A mask share that moves from a first to a last value, as with "0.3-0.15", moves over all steps
+    of a run. The new run has another number of steps, so its mask share would jump at the
+    checkpoint at which it begins. Therefore the new run takes over the other run's masking, which
+    names the number of steps. It takes over nothing if its own masking names other shares or a
+    number of steps.
 
     Args:
         settings: The settings of the new run.
@@ -417,13 +423,13 @@ def _check_unchanged(
     datasets: Sequence[dict[str, Any]],
     rule: Continuable = PRETRAINING,
 ) -> None:
-    """Compares settings and datasets with those that a run was begun with.
+    """Refuses settings and datasets that differ from those that a run was begun with.
 
     Args:
         run: The run.
         settings: The settings to continue with.
-        datasets: The facts of the datasets to continue with.
-        rule: Which settings may change.
+        datasets: The facts of the datasets to continue with, from `dataset_facts`.
+        rule: Says which settings may change.
 
     Raises:
         ValueError: A setting has changed that may not, or the datasets have. If only the schedule

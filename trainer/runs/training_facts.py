@@ -24,9 +24,10 @@ _PHASE = {"seq_len": "length", "global_batch": "batches of", "steps": "steps", "
 
 
 def training_facts(config: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns optimizer, precision, seed, masking and phases of a run, and its last hardware.
+    """Returns how a run was trained, by name, for the card of the model.
 
-    Facts that are not known are left out.
+    These are "optimizer", "precision", "seed", "masking", "phases" (a text for each phase), and the
+    "software" and "hardware" of the last launch. Facts that are not known are left out.
 
     Args:
         config: The content of the run's config.yaml.
@@ -46,10 +47,12 @@ def training_facts(config: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[
 
 
 def base_model_facts(name: str, where: str | None = None) -> dict[str, Any]:
-    """Returns name, licence, base model and provenance of a model that training begins with.
+    """Returns facts about the model whose weights a training begins with.
 
-    Facts that its files do not state are left out. A damaged file is taken as empty here; reading
-    the model's weights raises an error about it.
+    They are "name"; "licence" and "base_model", from the metadata in its README.md; and
+    "provenance", which is the entry "beambert" of its config.json. Facts that these files do not
+    state are left out. A damaged file is treated as empty here, because reading the model's weights
+    raises an error about it.
 
     Args:
         name: The folder of the model, or its name on the Hugging Face Hub.
@@ -78,9 +81,9 @@ def pairs_facts(row: Mapping[str, Any], pairs: str) -> dict[str, Any]:
         pairs: The file, folder or glob of the pairs.
 
     Returns:
-        The name of the file; the number of pairs, their accuracy and its standard error; and
-        "groups", the accuracy of each group. If there are groups, also the mean of their accuracies
-        and its standard error, which rows of older versions lack.
+        "file", the name of the file; "num_pairs"; "accuracy" and its "standard_error"; and
+        "groups", the accuracy of each group. If there are groups, also "mean_accuracy" over the
+        groups, and "standard_error_of_mean", which is None for a row of an older version.
     """
     accuracy = row["pairs_accuracy"]
     facts = {
