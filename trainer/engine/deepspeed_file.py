@@ -32,7 +32,8 @@ class DeepSpeedFile:
 
     Attributes:
         path: The file's path.
-        values: Values by dotted keys, such as optimizer.params.lr, in the types that `KEYS` says.
+        values: The values by their dotted keys, such as optimizer.params.lr. Each has the type that
+            the rule of its key in `KEYS` names. Keys whose value is null or "auto" are left out.
         sections: Dotted names of the sections in the file.
         autos: Dotted keys whose value is "auto".
     """
@@ -89,7 +90,7 @@ def read_deepspeed_file(path: str) -> DeepSpeedFile:
 
 
 def _parse(path: str) -> Any:
-    """Parses the file to dicts, lists and values.
+    """Parses a ds_config.json, and returns its content as dicts, lists and values.
 
     Raises:
         ValueError: The file is empty, is neither JSON nor Hjson, or has a key twice.
@@ -141,15 +142,16 @@ def _as_dicts(value: Any, path: str, name: str) -> Any:
 
 
 def _read_section(file: DeepSpeedFile, section: Mapping[str, Any], prefix: str) -> Iterator[str]:
-    """Stores the values of a section and its subsections in `file`, and yields its mistakes.
+    """Stores the values of a section and its subsections in `file`, and yields the mistakes.
 
     Args:
-        file: The result, which is filled only as far as the iterator is read.
+        file: Gets the values. All of them are stored only when the caller has read this iterator to
+            its end.
         section: The keys and values of the section.
         prefix: The section's dotted name and a dot; "" for the whole file.
 
     Yields:
-        One message for each mistake.
+        A message for each mistake in the section.
     """
     for leaf, value in section.items():
         name = ALIASES.get(f"{prefix}{leaf}", f"{prefix}{leaf}")
@@ -179,7 +181,8 @@ def _read_section(file: DeepSpeedFile, section: Mapping[str, Any], prefix: str) 
 def _used(name: str, section: Mapping[str, Any]) -> Mapping[str, Any]:
     """Returns the part of a section that DeepSpeed reads.
 
-    If a section of `SWITCHED` is off, that is only its key `enabled`; otherwise the whole section.
+    DeepSpeed ignores a section that is named in `SWITCHED` and whose key `enabled` is false or
+    missing. Of such a section, only the key `enabled` is returned. Of all others, every key is.
 
     Args:
         name: The section's dotted name.
@@ -192,7 +195,7 @@ def _used(name: str, section: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _convert(path: str, name: str, value: Any, key: Key) -> Any:
-    """Returns a value in the type that the rule of its key says.
+    """Converts a value to the type that the rule of its key names, and checks it by that rule.
 
     Args:
         path: The file, for messages.
@@ -217,7 +220,14 @@ def _convert(path: str, name: str, value: Any, key: Key) -> Any:
 
 
 def _refusal(path: str, name: str, value: Any, reason: str) -> str:
-    """Returns the message about a key or value that this trainer does not support."""
+    """Returns the message about a key or value that this trainer does not support.
+
+    Args:
+        path: The file.
+        name: The dotted key.
+        value: The value of the key.
+        reason: Why it is refused, and what to do (`Key.reason`).
+    """
     shown = "" if isinstance(value, dict) else f" to {_shown(value)}"
     return f"{path} sets {name}{shown}, which has no place here: {reason}"
 
@@ -245,7 +255,12 @@ def _unknown(leaf: str, prefix: str) -> str:
 
 
 def _is_off(value: Any, key: Refused) -> bool:
-    """Returns whether the value of a refused key is switched off, so that it does no harm."""
+    """Returns whether a value switches a feature of DeepSpeed off, as `Refused` defines it.
+
+    Args:
+        value: The value of the key: a plain value, or the keys and values of a section.
+        key: The rule of the key.
+    """
     if isinstance(value, dict):
         switches = key.switches or tuple(value)
         return all(_is_off(value[name], key) for name in switches if name in value)

@@ -50,12 +50,14 @@ class Key:
     """The rule for a key that a user may set in a file for DeepSpeed.
 
     Attributes:
-        hint: The type of the value, written as the annotation of a settings class; Any accepts
-            every value.
-        least: The least number allowed; None if there is no limit.
+        hint: The type of the value, as a type annotation such as `int` or `list[float]`. With `Any`
+            the value may have every type.
+        least: The least number that is allowed; None if there is no limit.
         is_passed: Whether the value is passed on to DeepSpeed.
-        only: The only values allowed, because this trainer fixes them; empty allows every value.
-        reason: Why another value is refused, and what to do.
+        only: The values that are allowed, because this trainer always uses one of them; empty if
+            every value is allowed.
+        reason: Why a value that is not in `only` is refused, and what to do. It is the end of the
+            error message.
     """
 
     hint: Any
@@ -70,10 +72,10 @@ class Refused:
     """The rule for a key that must be switched off: false, null, 0, "none", or empty.
 
     Attributes:
-        reason: Why it is refused, and what to do; the end of an error message.
-        switches: If the value is a section, the keys in it that switch the section on. The section
-            is off if each of them is off or left out. Without switches here, a section is off if
-            every key in it is off.
+        reason: Why the key is refused, and what to do. It is the end of the error message.
+        switches: For a key that has a section as its value, the keys in the section that switch it
+            on. The section counts as off if each of these keys is off or missing. If `switches` is
+            empty, the section counts as off if all keys in it are off.
     """
 
     reason: str

@@ -38,10 +38,11 @@ class ScheduleClass:
     """One of DeepSpeed's classes of learning-rate schedules, translated to settings of a phase.
 
     Attributes:
-        shape: Values of the settings that follow from the class alone.
-        params: For each other setting, the name of the class's parameter that gives it, and
-            DeepSpeed's default for the parameter; None if there is no default.
-        shares: Settings of `params` whose parameters are fractions of peak_lr.
+        shape: Settings of a phase whose values follow from the class alone, such as decay_form.
+        params: Settings of a phase that a parameter of the class gives. The value is the name of
+            the parameter, such as warmup_num_steps, and DeepSpeed's default for it; None if
+            DeepSpeed has no default.
+        shares: The settings in `params` whose parameters are fractions of peak_lr.
     """
 
     shape: dict[str, Any]
@@ -87,11 +88,13 @@ class Statement:
     """One setting of the run that follows from a ds_config.json.
 
     Attributes:
-        setting: The setting's name; for a setting of a phase, the last part of the name.
-        value: The setting's value.
-        key: The dotted key, or words for the keys, of the file that give the value, for messages.
-        is_stated: Whether the file gives the value itself. Otherwise the file has the section but
-            not the key, and the value is DeepSpeed's default.
+        setting: The dotted key of the setting, such as optimizer.eps. For a setting of a phase it
+            is the name without "phases[0].", such as peak_lr.
+        value: The value of the setting.
+        key: What messages call the place in the file: the dotted key that gives the value, or words
+            for several keys.
+        is_stated: Whether the file gives the value. Otherwise the file has the section but not the
+            key, and the value is DeepSpeed's default.
         of_peak: Whether the value is a fraction of the phase's peak_lr.
     """
 
@@ -103,14 +106,18 @@ class Statement:
 
     @property
     def source(self) -> str:
-        """Words for messages that say where the value is from."""
+        """Words for a message that name the origin of the value: a key, or DeepSpeed's default."""
         return self.key if self.is_stated else f"{self.key}, DeepSpeed's where the file has none"
 
 
 def settings_of_file(
     path: str, in_files: Mapping[str, Given], flags: Mapping[str, Given]
 ) -> dict[str, Given]:
-    """Returns settings from a ds_config.json that neither flags nor `--config` files give.
+    """Returns the settings that a ds_config.json adds to those of flags and `--config` files.
+
+    Settings that flags or `--config` files give are left out, except for one case. If the file
+    gives another setting as a fraction of peak_lr, the result has the peak_lr of each phase,
+    wherever it is from.
 
     Args:
         path: The ds_config.json.
@@ -118,11 +125,11 @@ def settings_of_file(
         flags: Settings given as flags, by dotted keys. A flag wins over both files.
 
     Returns:
-        The settings by dotted keys, each with its place for messages.
+        The settings by dotted keys. Each has its value and, for messages, the place in the file.
 
     Raises:
-        ValueError: The ds_config.json is malformed, or differs from a `--config` file. The message
-            has one line for each difference.
+        ValueError: The ds_config.json is malformed, or gives another value than a `--config` file.
+            The message has one line for each such setting.
     """
     num_phases = in_files["phases"].value if "phases" in in_files else 1
     prefixes = [f"phases[{index}]." for index in range(num_phases)]
@@ -160,15 +167,23 @@ def settings_of_file(
 
 
 def _world_size(flags: Mapping[str, Given]) -> int:
-    """Returns the number of ranks: that of the command `plan`, or that of this job."""
+    """Returns the number of ranks for which the settings are.
+
+    It is the value of the flag --world_size, which the command `plan` has, or else the number of
+    processes that the launcher of this job has started.
+    """
     planned = flags.get("world_size")
     return int(planned.value if planned else os.environ.get("WORLD_SIZE", "1"))
 
 
 def _flags_of(name: str) -> set[str]:
-    """Returns the names of all flags, without dashes, that can give a setting.
+    """Returns the names of all flags that can give a setting, without the dashes before them.
 
-    warmup_fraction gives the same setting as warmup_steps.
+    For warmup_steps, flags of warmup_fraction are among them, because both say how long the warm-up
+    is.
+
+    Args:
+        name: The name of the setting, as in `Statement.setting`.
     """
     share = name.replace("warmup_steps", "warmup_fraction")
     return {name, share, f"phases.{name}", f"phases.{share}"}
@@ -181,17 +196,18 @@ def _flag_of(name: str) -> str:
 
 
 def _config_value(target: str, in_files: Mapping[str, Given]) -> tuple[Any, str]:
-    """Returns the value that `--config` files give to a setting, and its place for messages.
+    """Returns the value that `--config` files give to a setting, and where it is in them.
 
-    A warm-up given as a fraction of the steps is converted to steps. If their number is not known,
-    the value is words for messages.
+    If a file has warmup_fraction in place of warmup_steps, the fraction is converted to a number of
+    steps. That needs a single number of steps. Otherwise the value is text such as "0.1 of the
+    steps", which equals no number and is shown in the message about the difference.
 
     Args:
-        target: The setting's dotted key.
+        target: The setting's dotted key, such as phases[0].warmup_steps.
         in_files: Settings in `--config` files, by dotted keys.
 
     Returns:
-        The value and "FILE:LINE: "; None and "" if no file gives the setting.
+        The value, and its place as "FILE:LINE: "; None and "" if no file gives the setting.
     """
     if target in in_files:
         return in_files[target].value, in_files[target].where
@@ -238,14 +254,16 @@ def _peak_lr(
 
 
 def _unite(path: str, statements: Iterable[Statement]) -> list[Statement]:
-    """Returns one statement for each setting; a stated value wins over a default.
+    """Returns one statement for each setting.
+
+    If there are several, a value that the file gives wins over a default of DeepSpeed.
 
     Args:
         path: The ds_config.json, for messages.
         statements: All statements of the file.
 
     Raises:
-        ValueError: The file states two values for one setting.
+        ValueError: The file gives two different values for one setting.
     """
     united: dict[str, Statement] = {}
     for statement in statements:
@@ -259,7 +277,9 @@ def _unite(path: str, statements: Iterable[Statement]) -> list[Statement]:
 
 
 def _find(file: DeepSpeedFile, world_size: int, lengths: list[int]) -> Iterator[Statement]:
-    """Yields the settings in a file; peak_lr is before the settings that are fractions of it.
+    """Yields all settings that follow from a file.
+
+    The statement about peak_lr comes before the statements about fractions of peak_lr.
 
     Args:
         file: The ds_config.json.
@@ -267,7 +287,8 @@ def _find(file: DeepSpeedFile, world_size: int, lengths: list[int]) -> Iterator[
         lengths: The lengths of the phases in tokens, as far as they are known.
 
     Raises:
-        ValueError: Values of the file contradict each other, or name what this trainer lacks.
+        ValueError: Values of the file contradict each other, or name an optimizer, a schedule or a
+            parameter that this trainer does not have.
     """
     yield from _find_batches(file, world_size, max(lengths, default=0))
     yield from _find_switches(file)
@@ -276,10 +297,11 @@ def _find(file: DeepSpeedFile, world_size: int, lengths: list[int]) -> Iterator[
 
 
 def _find_batches(file: DeepSpeedFile, world_size: int, seq_len: int) -> Iterator[Statement]:
-    """Yields the global batch and micro_tokens.
+    """Yields the settings global_batch and micro_tokens, as far as the file decides them.
 
-    DeepSpeed's three numbers are tied: batch = instances of a micro-batch * accumulation steps *
-    ranks. Two of them give the third.
+    A file for DeepSpeed may have three numbers: the global batch, the instances of a micro-batch,
+    and the accumulation steps. The global batch is the product of the other two and the number of
+    ranks, so two of the numbers give the third.
 
     Args:
         file: The ds_config.json.
@@ -380,7 +402,7 @@ def _find_optimizer(file: DeepSpeedFile) -> Iterator[Statement]:
 
 
 def _check_params(file: DeepSpeedFile, kind: str, params: Mapping[str, str]) -> None:
-    """Checks that an optimizer has all parameters that the file gives it.
+    """Checks that this trainer supports the parameters that the file gives to its optimizer.
 
     Args:
         file: The ds_config.json.
@@ -418,11 +440,11 @@ def _check_params(file: DeepSpeedFile, kind: str, params: Mapping[str, str]) -> 
 
 
 def _decides_schedule(file: DeepSpeedFile) -> bool:
-    """Returns whether the file decides the schedule.
+    """Returns whether the schedule is taken from the file, and not from the run's other settings.
 
-    The run's settings decide it if the file has no scheduler. They also decide it if some
-    parameters of the scheduler are "auto", and all others have neutral values, such as a warm-up
-    from 0.
+    It is taken from the file if the file has a scheduler, with one exception. If some parameters of
+    the scheduler are "auto" and no other parameter has a value that means anything, the file leaves
+    the schedule to the run. A value such as `"warmup_min_lr": 0` means nothing here.
     """
     prefix = "scheduler.params."
     neutral = {"warmup_min_lr": 0.0, "warmup_min_ratio": 0.0, "last_batch_iteration": -1}
@@ -436,19 +458,22 @@ def _decides_schedule(file: DeepSpeedFile) -> bool:
 
 
 def _schedule_has_rate(file: DeepSpeedFile) -> bool:
-    """Returns whether the schedule has a learning rate, which DeepSpeed prefers to the optimizer's.
+    """Returns whether the file's schedule gives a learning rate of its own.
 
-    WarmupCosineLR has none: it scales the optimizer's rate.
+    DeepSpeed prefers such a rate to the optimizer's. WarmupCosineLR has none, because it scales the
+    optimizer's rate.
     """
     is_cosine = file.values.get("scheduler.type") == "WarmupCosineLR"
     return _PEAK in file.values and not is_cosine
 
 
 def _find_schedule(file: DeepSpeedFile) -> Iterator[Statement]:
-    """Yields the schedule's settings, with DeepSpeed's defaults for keys that are left out.
+    """Yields the settings of the file's schedule, with DeepSpeed's defaults for missing keys.
+
+    Nothing is yielded if the file leaves the schedule to the run (`_decides_schedule`).
 
     Raises:
-        ValueError: The schedule is unknown, does not have one of the parameters, or would silently
+        ValueError: The schedule is unknown, does not have one of its parameters, or would silently
             ignore the optimizer's learning rate.
     """
     schedule = _schedule_of(file)
@@ -501,12 +526,13 @@ def _schedule_of(file: DeepSpeedFile) -> ScheduleClass | None:
 
 
 def _check_rate(file: DeepSpeedFile) -> None:
-    """Checks that DeepSpeed would not silently ignore the optimizer's learning rate.
+    """Checks that WarmupDecayLR would not silently replace the optimizer's learning rate.
 
-    WarmupDecayLR has a default for its own rate, which wins over the optimizer's.
+    If the file gives this schedule no rate, DeepSpeed takes the schedule's default, 0.001, whatever
+    rate the optimizer has.
 
     Raises:
-        ValueError: The file gives the optimizer another rate and the schedule none.
+        ValueError: The schedule has no rate, and the optimizer has another one than that default.
     """
     is_left_out = _PEAK not in file.values and _PEAK not in file.autos
     if is_left_out and file.values.get(_RATE, _DEFAULT_RATE) != _DEFAULT_RATE:

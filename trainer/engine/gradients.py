@@ -41,18 +41,19 @@ class Gradients(Protocol):
     """Makes the backward passes and the update of a step; `start_engine` chooses the class."""
 
     def backward(self, loss: Tensor, is_last: bool) -> None:
-        """Adds the gradient of a loss to the gradient of the step.
+        """Adds the gradient of one micro-batch's loss to the gradient of the step.
 
         Args:
-            loss: A part of the loss of the step, which is the sum of the parts of all ranks.
-            is_last: Whether this rank makes no other backward pass in the step. Its gradients are
-                then sent as they are computed.
+            loss: The micro-batch's part of the loss of the step. The loss of the step is the sum of
+                all these parts on all ranks.
+            is_last: Whether this is the last backward pass that this rank makes in the step. If so,
+                gradients are sent while they are being computed.
         """
 
     def step(self) -> None:
-        """Sends what was not sent yet, and updates the weights; every rank has to call it.
+        """Sends the gradients that were not sent yet, and updates the weights.
 
-        A rank may have made no backward pass before.
+        Every rank has to call it, even a rank that has made no backward pass in the step.
         """
 
 
@@ -61,13 +62,14 @@ class Bucket:
     """Parameters whose gradients are sent together, and the sums of their gradients.
 
     Attributes:
-        places: Index of the first element of each parameter in `sums`.
+        places: For each parameter of the bucket, the index in `sums` of its first element.
         numel: Number of elements of `sums`, padding included.
-        sums: Sums of this rank's gradients, fp32 [numel]; None before the first gradient, and once
-            they have been sent.
-        totals: Sums over all ranks, fp32: all of them without ZeRO, else those of the part that
-            this rank updates. None before the sums are sent.
-        num_expected: Number of gradients that the last backward pass has yet to add.
+        sums: The gradients of this rank, added up over the backward passes of the step, fp32
+            [numel]. None before the first gradient, and after the bucket was sent.
+        totals: The sums over all ranks, fp32; None before the bucket was sent. Without ZeRO it has
+            all elements, [numel]. With ZeRO it has those of the part that this rank updates.
+        num_expected: Number of parameters whose gradients the last backward pass of the step has
+            not added yet. If it is 0 in that pass, the bucket can be sent.
     """
 
     places: dict[Tensor, int]
@@ -78,13 +80,15 @@ class Bucket:
 
 
 def cut_buckets(parameters: Sequence[Parameter], bucket_elements: int) -> list[list[Parameter]]:
-    """Returns the parameters of each bucket, in the order in which buckets are sent.
+    """Divides parameters among buckets, and returns the parameters of each bucket.
 
-    The first bucket has the last parameters. Within a bucket, parameters are in the model's order.
+    Buckets are in the order in which they are sent, so the first bucket has the last parameters.
+    Within a bucket, parameters are in the model's order.
 
     Args:
         parameters: The parameters that are trained, in the model's order.
-        bucket_elements: The most elements of a bucket that has several parameters.
+        bucket_elements: The most elements of a bucket. A parameter with more elements has a bucket
+            of its own.
     """
     buckets: list[list[Parameter]] = []
     num_elements = bucket_elements
@@ -132,10 +136,13 @@ def partitioned_buckets(zero: Any) -> list[Bucket]:
 
 
 class GradientSums:
-    """The gradient of a step under ZeRO-0 to 2, summed in fp32 and sent as the module says."""
+    """Sums the gradient of a step in fp32 and sends it, without ZeRO or under ZeRO-1 and 2.
+
+    The module's docstring says what is sent, and when.
+    """
 
     def __init__(self, engine: Any, optimizer: ShardedOptimizer, buckets: list[Bucket]) -> None:
-        """Puts a hook on each parameter, in place of DeepSpeed's.
+        """Puts a hook on each parameter, and removes DeepSpeed's hooks.
 
         Args:
             engine: DeepSpeed's engine around the model.
@@ -191,10 +198,13 @@ class GradientSums:
         self._forget()
 
     def _add(self, parameter: Tensor) -> None:
-        """Moves the gradient of one backward pass into the sums; sends the buckets that are full.
+        """Adds a parameter's gradient to the sums of its bucket.
+
+        torch calls it in a backward pass, as soon as the gradient is complete. In the last backward
+        pass of a step, buckets are sent that now have all gradients.
 
         Args:
-            parameter: The parameter whose gradient was computed. A hook of torch calls this.
+            parameter: The parameter, whose `grad` is then None again.
         """
         assert parameter.grad is not None, "torch calls the hook after it has set the gradient"
         bucket = self._bucket_of[parameter]
@@ -213,7 +223,7 @@ class GradientSums:
         return self._buckets[self._num_sent].num_expected == 0
 
     def _sums(self, bucket: Bucket) -> Tensor:
-        """Returns the sums of a bucket, zeros if it has none yet."""
+        """Returns the sums of a bucket, which are made with zeros if the bucket has none yet."""
         if bucket.sums is None:
             assert bucket.totals is None, "a gradient came after its bucket was sent"
             device = next(iter(bucket.places)).device
@@ -221,7 +231,10 @@ class GradientSums:
         return bucket.sums
 
     def _send_next(self) -> None:
-        """Begins to add up the next bucket over ranks; first waits for one if too many are sent."""
+        """Begins to add up the next bucket over ranks, in the background.
+
+        If `MOST_ON_THE_WAY` buckets are being added up already, it first waits for the oldest one.
+        """
         while len(self._on_the_way) >= MOST_ON_THE_WAY:
             self._receive_first()
         bucket = self._buckets[self._num_sent]
@@ -240,17 +253,17 @@ class GradientSums:
         self._on_the_way.append((work, sums))
 
     def _receive_first(self) -> None:
-        """Waits for the bucket that was sent first, and frees this rank's sums.
+        """Waits for the oldest bucket that is on its way, and frees the sums that this rank sent.
 
-        On a GPU only the stream waits: the update is queued behind the bucket's arrival.
+        On a GPU the process does not wait: later work on the GPU is queued behind the bucket.
         """
         work, _ = self._on_the_way.popleft()
         work.wait()
 
     def _update_partitions(self, _closure: None = None) -> None:
-        """Updates this rank's part of every bucket, and gathers the weights of the model.
+        """Updates this rank's part of every bucket, and gathers all weights into the model.
 
-        DeepSpeed's engine calls it as its optimizer's step.
+        It replaces the method `step` of DeepSpeed's optimizer, so DeepSpeed's engine calls it.
         """
         for partition, bucket in zip(self._optimizer.owned, self._buckets, strict=True):
             partition.grad = bucket.totals
@@ -260,7 +273,7 @@ class GradientSums:
         self._engine.optimizer.update_lp_params()
 
     def _forget(self) -> None:
-        """Drops all sums, for the next step or after a backward pass that failed."""
+        """Drops all sums and totals, at the end of a step or after a backward pass that failed."""
         while self._on_the_way:
             self._receive_first()
         for bucket in self._buckets:
@@ -272,7 +285,7 @@ class GradientSums:
 
 
 class Zero3Gradients:
-    """The gradient of a step under ZeRO-3, which DeepSpeed sums and sends."""
+    """Makes backward passes and updates under ZeRO-3, whose gradients DeepSpeed sums and sends."""
 
     def __init__(self, engine: Any) -> None:
         self._engine = engine
@@ -291,7 +304,8 @@ class Zero3Gradients:
 def reached_parameters(loss: Tensor) -> set[Tensor]:
     """Returns the leaf tensors whose gradients a backward pass from a loss computes.
 
-    A parameter may be left out, such as the head of next sentence prediction if its weight is 0.
+    These need not be all parameters of the model. For example, the head of next sentence prediction
+    has no gradient if its loss has the weight 0.
     """
     leaves = set()
     seen = set()

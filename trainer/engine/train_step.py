@@ -31,15 +31,16 @@ class StepCounts:
         instances: Number of instances of the global batch.
         masked: Number of masked tokens of the global batch.
         tokens: Number of tokens of the global batch.
-        squared_tokens: Sum of the squared lengths of its instances in tokens. The cost of attention
-            is proportional to it.
-        most_tokens: Number of tokens of the rank that has the most.
-        wait_seconds: The longest time that a rank has waited for its instances.
+        squared_tokens: Sum of the squared lengths in tokens of the instances of the global batch.
+            The cost of attention is proportional to it.
+        most_tokens: The largest number of tokens that any rank has in this step.
+        wait_seconds: The longest time that any rank has waited for its instances.
         must_stop: Whether any rank was told to stop.
-        elapsed_seconds: The longest time that any rank counts for the phase so far; 0 if steps
-            decide when it ends.
+        elapsed_seconds: The duration of the phase so far, on the rank where it is longest; 0 if the
+            phase ends after a number of steps, not after a time.
         memory_bytes: The most memory that any rank has used so far.
-        drawn: Instances and tokens of the global batch from each dataset of a mixture.
+        drawn: For each dataset of a mixture, the number of instances and the number of tokens in
+            the global batch that are from it. Empty if the ranks counted none.
     """
 
     num_micro_batches: int
@@ -82,15 +83,17 @@ def begin_to_agree(
     """Sends this rank's counts of a step to the others; every rank has to call it.
 
     Ranks exchange their counts in one small collective on the CPU, which does not wait for a GPU.
-    It runs in the background, so they can make another step meanwhile.
+    The collective runs in the background, so ranks can make another step meanwhile.
 
     Args:
         ranks: This process and the others of the run.
         micro_batches: This rank's micro-batches of the step.
-        wait_seconds: How long this rank has waited for them.
+        wait_seconds: How long this rank has waited for its micro-batches.
         must_stop: Whether this rank was told to stop.
-        drawn: Instances and tokens of `micro_batches` from each dataset of a mixture.
-        elapsed_seconds: Seconds of the phase so far; 0 if steps decide when it ends.
+        drawn: For each dataset of a mixture, the number of instances and the number of tokens in
+            `micro_batches` that are from it.
+        elapsed_seconds: The duration of the phase so far on this rank; 0 if the phase ends after a
+            number of steps.
 
     Returns:
         A function that waits for the counts of all ranks and returns them.
@@ -119,7 +122,11 @@ def begin_to_agree(
 
 
 def _add_up(rows: Sequence[Tensor]) -> StepCounts:
-    """Returns the counts of all ranks together, from one row of `begin_to_agree` per rank."""
+    """Returns the sums and maxima of the counts of all ranks.
+
+    Args:
+        rows: The counts of each rank, float64, in the order in which `begin_to_agree` sends them.
+    """
     batches, instances, masked, tokens, squares, waits, stops, memory, elapsed, *draws = (
         torch.stack(list(rows)).T
     )
@@ -140,14 +147,18 @@ def _add_up(rows: Sequence[Tensor]) -> StepCounts:
 
 
 def agree_on_waiting(ranks: Ranks, is_ready: bool, must_stop: bool) -> tuple[bool, bool]:
-    """Returns whether every rank has its next step, and whether any rank was told to stop.
+    """Tells all ranks whether they have the data of the next step, and whether one must stop.
 
-    Ranks that wait for data call it again and again; every rank has to call it equally often.
+    While a rank waits for data, all ranks call it again and again. Every rank has to call it
+    equally often, because each call is a collective.
 
     Args:
         ranks: This process and the others of the run.
-        is_ready: Whether this rank has its next step.
+        is_ready: Whether this rank has the data of its next step.
         must_stop: Whether this rank was told to stop.
+
+    Returns:
+        Whether every rank is ready, and whether any rank was told to stop.
     """
     flags = torch.tensor([is_ready, not must_stop], dtype=torch.int64)
     torch.distributed.all_reduce(flags, torch.distributed.ReduceOp.MIN, group=ranks.counts_group)

@@ -77,13 +77,14 @@ def start_engine(
 
 
 def bucket_sizes(model: Module) -> dict[str, int]:
-    """Returns defaults for how many elements DeepSpeed reduces, and gathers, at once under ZeRO-3.
+    """Returns the default sizes of the buckets that DeepSpeed reduces and gathers under ZeRO-3.
 
     Args:
-        model: The model. A bucket can hold its largest tensor.
+        model: The model. A bucket is at least as large as the model's largest tensor.
 
     Returns:
-        Values of two keys in the section zero_optimization of DeepSpeed's settings.
+        The keys reduce_bucket_size and allgather_bucket_size of the section zero_optimization of
+        DeepSpeed's settings, with their values in elements.
     """
     sizes = [parameter.numel() for parameter in model.parameters() if parameter.requires_grad]
     size = bucket_elements(sum(sizes), max(sizes))
@@ -98,8 +99,9 @@ def is_zero3(engine: Any) -> bool:
 def iterate_weights(engine: Any, ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
     """Yields the name and the whole tensor of each weight on rank 0, and nothing on other ranks.
 
-    Every rank has to iterate to the end, because ZeRO-3 gathers each weight from all ranks. A
-    gathered weight is freed when the next one is asked for, so copy it before.
+    Every rank has to iterate to the end, because ZeRO-3 gathers each weight from all ranks. Under
+    ZeRO-3 the memory of a weight is freed when the iteration goes on, so a caller that keeps the
+    weight has to copy it.
     """
     if not is_zero3(engine):
         if ranks.rank == 0:
@@ -133,10 +135,12 @@ def refresh_weights(engine: Any, optimizer: ShardedOptimizer) -> None:
 
 @torch.no_grad()
 def check_partitions(engine: Any, optimizer: ShardedOptimizer, ranks: Ranks) -> None:
-    """Checks that the optimizer's fragments are where DeepSpeed has put the weights.
+    """Checks that each rank updates the elements of the weights that DeepSpeed has given to it.
 
-    Norms and clipping rely on it, and DeepSpeed's layout is not documented. Every rank has to call
-    it, before the first step.
+    A fragment of the optimizer says which elements of a parameter the rank updates. Fragments are
+    computed from DeepSpeed's layout of the partitions, which is not documented. If they were wrong,
+    norms and clipping would be wrong as well. Every rank has to call this before the first step,
+    while the optimizer's weights still equal the model's.
 
     Raises:
         ValueError: A fragment holds other values than the model, or the fragments of all ranks
