@@ -1,6 +1,7 @@
 """Forms optimizer steps from items, deals them out to ranks, and packs them into micro-batches.
 
-Every rank has all items in memory, so that each knows every step of the others without asking.
+Every rank has all items in memory and forms the steps of all ranks. Therefore ranks need not
+exchange which items each of them trains on.
 """
 
 import math
@@ -20,7 +21,9 @@ from trainer.model.packed_inputs import PackedInputs, pack_sequences
 
 @dataclass(frozen=True)
 class Recipe:
-    """The searched settings of one run.
+    """The values that one training run has for the settings that a search tries out.
+
+    `finetune` trains one run for every combination of these values.
 
     Attributes:
         global_batch: Number of items of an optimizer step, over all ranks.
@@ -40,7 +43,11 @@ class Recipe:
         return f"batch{self.global_batch}-lr{self.peak_lr:g}-epochs{self.epochs}-seed{self.seed}"
 
     def num_steps(self, num_items: int) -> int:
-        """Returns the number of optimizer steps of a training on `num_items` items."""
+        """Returns the number of optimizer steps of all epochs together.
+
+        Args:
+            num_items: The number of training items.
+        """
         return self.epochs * math.ceil(num_items / self.global_batch)
 
 
@@ -59,12 +66,13 @@ class TaskBatch(PackedInputs):
 
 
 class Step(NamedTuple):
-    """The items of one optimizer step.
+    """The items of one optimizer step, and how they are divided among ranks and micro-batches.
 
     Attributes:
         items: The items of all ranks.
-        ranks: The micro-batches of each rank, as lists of items. All ranks have the same number of
-            micro-batches, so that no rank waits for another; some micro-batches are empty.
+        ranks: `ranks[r][m]` are the items of micro-batch m of rank r. All ranks have the same
+            number of micro-batches, because a rank with fewer backward passes would keep the others
+            waiting. Missing micro-batches are empty lists.
     """
 
     items: list[Item]
@@ -72,7 +80,7 @@ class Step(NamedTuple):
 
 
 def pack_items(items: Sequence[Item], device: torch.device) -> TaskBatch:
-    """Packs items into one micro-batch on the device. There may be no items."""
+    """Packs items into one micro-batch on the device. No items give an empty micro-batch."""
     sequences = [sequence for item in items for sequence in item.sequences]
     segment_a_lengths = [sequence.segment_a_length for sequence in sequences]
     ids = [sequence.input_ids for sequence in sequences]
@@ -87,9 +95,10 @@ def pack_items(items: Sequence[Item], device: torch.device) -> TaskBatch:
 
 
 def cut_items(items: Sequence[Item], micro_tokens: int) -> list[list[Item]]:
-    """Cuts a list of items into lists of at most `micro_tokens` tokens, in order.
+    """Cuts a list of items into lists of at most `micro_tokens` tokens each, in order.
 
-    An item is never cut. One with more tokens is in a list of its own.
+    The sequences of an item stay together: an item with more than `micro_tokens` tokens is alone in
+    its list.
     """
     cuts: list[list[Item]] = []
     room = 0
@@ -114,7 +123,13 @@ def shuffled_order(num_items: int, seed: int, epoch: int) -> list[int]:
 
 
 def make_step(items: list[Item], world_size: int, micro_tokens: int) -> Step:
-    """Deals the items of a step out to the ranks, and cuts each share into micro-batches."""
+    """Deals the items of a step out to the ranks, and cuts each rank's items into micro-batches.
+
+    Args:
+        items: The items of the step. Rank r gets every item whose index modulo `world_size` is r.
+        world_size: The number of ranks.
+        micro_tokens: The most tokens of a micro-batch (`cut_items`).
+    """
     shares = [cut_items(items[rank::world_size], micro_tokens) for rank in range(world_size)]
     most = max(map(len, shares))
     empty: list[Item] = []
@@ -124,10 +139,16 @@ def make_step(items: list[Item], world_size: int, micro_tokens: int) -> Step:
 def iterate_steps(
     items: Sequence[Item], recipe: Recipe, world_size: int, micro_tokens: int
 ) -> Iterator[Step]:
-    """Yields the steps of a run.
+    """Yields the steps of a run, lazily.
 
-    Every epoch has another order of items. Its last step has fewer items if their number is not a
-    multiple of the global batch.
+    Every epoch goes through all items once, each time in another order. If the number of items is
+    not a multiple of the global batch, the last step of each epoch has fewer items.
+
+    Args:
+        items: All training items.
+        recipe: The settings of the run.
+        world_size: The number of ranks.
+        micro_tokens: The most tokens of a micro-batch.
     """
     for epoch in range(recipe.epochs):
         order = shuffled_order(len(items), recipe.seed, epoch)

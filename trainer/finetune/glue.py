@@ -28,10 +28,11 @@ class Layout:
         label: The column of the label.
         labels: The classes in order; empty if the label is a number.
         metrics: The metrics, with the one that chooses the best run first.
-        id: The column of the row's number in test files.
-        header: The columns of the labelled files if these have no line with names; None if they
-            have.
-        skips_short_rows: Whether labelled rows with too few columns are left out.
+        id: The column of test files that holds the number of the row.
+        header: The names of the columns, for a task whose labelled files do not begin with a line
+            of names. None if they do; test files always do.
+        skips_short_rows: Whether rows of labelled files with too few columns are left out. If not,
+            such a row is an error.
     """
 
     name: str
@@ -64,7 +65,7 @@ LAYOUTS = {
 
 
 def open_glue(settings: FinetuneSettings) -> PairTask:
-    """Creates the task of GLUE that the settings name."""
+    """Creates the task of GLUE that `settings.task` names, which must be a key of `LAYOUTS`."""
     layout = LAYOUTS[settings.task]
     return PairTask(
         kind="classification" if layout.labels else "regression",
@@ -78,7 +79,8 @@ def open_glue(settings: FinetuneSettings) -> PairTask:
 def read_glue(layout: Layout, path: str, split: Split) -> ReadSet:
     """Reads the examples of one file of GLUE.
 
-    Ids are read in test files alone. If a test file has none, its rows are numbered.
+    Only test files have a column of ids. If the column is missing, and in labelled files, the id of
+    a row is its number, counted from 0.
 
     Raises:
         ValueError: The file is malformed. The message names file and line.
@@ -98,9 +100,18 @@ def read_glue(layout: Layout, path: str, split: Split) -> ReadSet:
 def _submission(
     layout: Layout, path: str, examples: Examples, predictions: Predictions
 ) -> tuple[str, str]:
-    """Returns name and content of the table of predictions that GLUE's server takes.
+    """Makes the table of predictions that GLUE's server takes.
 
-    Its columns are index and prediction. Numbers are limited to 0 to 5, the scale of STS-B.
+    Args:
+        layout: The layout of the task, which names the table.
+        path: The file whose examples were predicted. Its name decides which of GLUE's tables a
+            model of MNLI makes.
+        examples: The examples of the file.
+        predictions: One prediction for each example.
+
+    Returns:
+        The name of the table's file, such as "SST-2.tsv", and its content. The columns are index
+        and prediction. Numbers are limited to 0 to 5, the scale of STS-B.
     """
     rows = [
         (example.id, _limited(value) if isinstance(value, float) else value)

@@ -1,6 +1,6 @@
 """Computes the metrics of classification and regression from their definitions.
 
-In every function `found` are the predictions and `expected` the labels of the same N examples.
+Every function takes the predictions, `found`, and the labels, `expected`, of the same N examples.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -43,10 +43,11 @@ def matthews(found: Sequence[str], expected: Sequence[str]) -> float:
 
 
 def pearson(found: Any, expected: Any) -> float:
-    """Returns the linear correlation of two arrays [N] or [N, columns].
+    """Returns Pearson's linear correlation of two arrays [N] or [N, columns].
 
-    The covariances and variances of several columns are added up. The result is 0 if one of the
-    arrays is constant.
+    For arrays of several columns, the covariance is the sum of the covariances of columns with the
+    same index, and each variance is the sum over the columns of an array. The result is 0 if one of
+    the arrays is constant.
     """
     x = np.asarray(found, dtype=np.float64)
     y = np.asarray(expected, dtype=np.float64)

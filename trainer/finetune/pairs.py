@@ -21,16 +21,16 @@ Predictions = Sequence[Prediction]
 
 
 class PairExample(NamedTuple):
-    """A text, a pair of texts, or several pairs with one first text, of which one is right.
+    """One example: a text, a pair of texts, or a text with several choices that may follow it.
 
     Attributes:
         place: File and line, for messages.
-        id: What the row is called in a table of predictions.
-        text: The text, or the first text of every pair.
-        seconds: The second text of each pair: one for a pair, several for a choice. A single text
-            has (None,).
-        label: The class, the number, or the number of the right choice, as it is written in the
-            file; None in a test file.
+        id: The value that identifies the example in a table of predictions.
+        text: The text, the first text of a pair, or the text that the choices follow.
+        seconds: (None,) for a single text, the second text of a pair as a tuple of one, or all
+            choices of a multiple choice.
+        label: The class, the number of a regression, or the number of the right choice, as it is
+            written in the file; None in a test file.
     """
 
     place: str
@@ -47,17 +47,17 @@ Examples = Sequence[PairExample]
 class PairTask:
     """A `Task` over texts or pairs. Benchmarks differ only in the fields of this class.
 
-    In a multiple choice every pair is encoded as a sequence, and the softmax runs over the choices
-    (BERT paper, section 4.4).
+    In a multiple choice, the text is encoded once with each choice. The model gives one logit per
+    sequence, and the softmax runs over the choices of an example (BERT paper, section 4.4).
 
     Attributes:
         kind: The kind of head: "classification", "regression" or "choice".
-        read: Reads the examples of a file, from its path and its split.
+        read: A function that takes the path and the split of a file, and returns its examples.
         metrics: Names in `METRICS`. The first metric chooses the best run.
-        write: Makes the table of predictions from the path of the file, its examples and their
-            predictions; returns the table's file name and content.
-        labels: The classes if the benchmark fixes them, or the numbers of the choices. If it is
-            empty, the classes are those of the training files.
+        write: A function that takes the path of a file, its examples and their predictions, and
+            returns the file name and the content of a table of predictions.
+        labels: The classes, if the benchmark fixes them, or the numbers of the choices. If it is
+            empty, a classification has the classes of its training files.
     """
 
     kind: str
@@ -68,22 +68,27 @@ class PairTask:
 
     @property
     def main_metric(self) -> str:
-        """The first metric."""
+        """The name of the metric that chooses the best run."""
         return self.metrics[0]
 
     def count_labels(self, examples: Examples) -> Counter[str]:
-        """Counts the examples of each class or right choice; empty if the labels are numbers."""
+        """Counts the examples by class, or by the number of the right choice.
+
+        The result is empty for a regression.
+        """
         if self.kind == "regression":
             return Counter()
         return Counter(str(example.label) for example in examples)
 
     def find_labels(self, examples: Examples) -> Labels:
-        """Returns the classes that the benchmark fixes, or else those of the examples, sorted.
+        """Returns the classes of a classification.
 
-        A task without classes, such as a regression, has none.
+        They are the classes that the benchmark fixes. If it fixes none, they are the labels of the
+        examples, sorted. The result is empty for a regression or a multiple choice.
 
         Raises:
-            ValueError: A label cannot be a class, or all examples have one class.
+            ValueError: A label is empty, has white space around it, or has a tab or a line end. Or
+                all examples have the same label.
         """
         if self.kind != "classification":
             return ()
@@ -100,10 +105,12 @@ class PairTask:
     ) -> EncodedSet:
         """Encodes every example as one item, and counts the texts that were cut or are empty.
 
-        The longer text of a pair is cut (`TextEncoder.truncate`).
+        If a pair is too long, tokens are taken from the end of its longer text
+        (`TextEncoder.truncate`).
 
         Raises:
-            ValueError: The label of an example is not one of `labels`, or no number.
+            ValueError: The label of an example is not one of `labels`, or in a regression it is not
+                a number.
         """
         firsts = encoder.encode_texts([example.text for example in examples])
         texts = [text or "" for example in examples for text in example.seconds]
@@ -125,7 +132,11 @@ class PairTask:
     def decode(
         self, examples: Examples, items: Sequence[Item], outputs: Outputs, labels: Labels
     ) -> list[Prediction]:
-        """Returns the most probable class or choice of each example, or its number."""
+        """Returns one prediction for each example.
+
+        It is the most probable class, the number of the most probable choice, written as text, or
+        in a regression the number that the model computes.
+        """
         if self.kind == "regression":
             return [float(output[0]) for output in outputs]
         return [(labels or self.labels)[int(output.argmax())] for output in outputs]
@@ -139,7 +150,10 @@ class PairTask:
     def prediction_files(
         self, path: str, examples: Examples, predictions: Predictions, tuned: Metrics
     ) -> dict[str, str]:
-        """Returns one table of predictions."""
+        """Returns the content of one table of predictions, by its file name.
+
+        The table does not depend on `tuned`.
+        """
         name, content = self.write(path, examples, predictions)
         return {name: content}
 
@@ -147,7 +161,7 @@ class PairTask:
         """Returns the label of an example in the form of `Item.labels`.
 
         Raises:
-            ValueError: The label is not one of the labels, or no number in a regression.
+            ValueError: The label is not one of `labels`, or in a regression it is not a number.
         """
         if split == "test":
             return np.zeros(0, np.int64)

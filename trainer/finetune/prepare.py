@@ -31,7 +31,8 @@ class DataFile:
         name: The file's name without folders and extensions. Results and predictions use it.
         examples: The examples in order, of the task's own type.
         items: The items that the examples became.
-        facts: Sizes, sha256, and counts of what was cut or left out, for results.json.
+        facts: The entry of the file in results.json: its path, its sha256, numbers of examples,
+            items and tokens, and counts of what was cut or left out.
     """
 
     path: str
@@ -52,7 +53,7 @@ class Prepared:
         config: The configuration of that model, with the dropout of the settings.
         head: The head that is trained, or that predicts.
         keeps_head: Whether the weights of the head are those of the opened model. Otherwise they
-            begin as new.
+            are drawn at random.
         files: The encoded files of each split.
         notes: Lines for people to read before training begins.
     """
@@ -149,7 +150,13 @@ def _check_length(settings: FinetuneSettings, opened: OpenedModel) -> None:
 
 
 def _describe_labelled(task: Task, files: Mapping[Split, Sequence[DataFile]]) -> list[str]:
-    """Returns a line for people about each file for training and validation.
+    """Returns lines for people that describe the files for training and for validation.
+
+    Each line is the result of `describe_file` for one file.
+
+    Args:
+        task: The task, which counts the labels of a file.
+        files: The encoded files of each split.
 
     Raises:
         ValueError: There are training files, but none of them has an item to train on.
@@ -164,7 +171,16 @@ def _describe_labelled(task: Task, files: Mapping[Split, Sequence[DataFile]]) ->
 def _encode_file(
     task: Task, path: str, split: Split, rows: ReadSet, head: Head, encoder: TextEncoder
 ) -> DataFile:
-    """Encodes the examples of a file that has been read, and gathers its facts."""
+    """Encodes the examples of a file that has been read, and gathers the file's facts.
+
+    Args:
+        task: The task, which encodes the examples.
+        path: Path or URL of the file.
+        split: The use of the file.
+        rows: The examples, as `task.read` returned them.
+        head: The head, whose labels number the classes.
+        encoder: The model's tokenizer, with the length of a sequence.
+    """
     items, encoding_counts = task.encode(rows.examples, head.labels, encoder, split)
     folder, name = Folder.of_file(path)
     facts = {
@@ -210,10 +226,11 @@ def choose_head(
         labels: The classes of the training files; empty if the task has none, or if the model is
             only used to predict.
         opened: The model to begin with.
-        replace_head: Whether a head that the model has is replaced.
+        replace_head: Whether the model gets a new head even if it has one.
 
     Returns:
-        The head, whether it is the one that the model has, and a line for people about it.
+        A tuple of the head; whether it is the head of the opened model; and a line that tells
+        people which head is used.
 
     Raises:
         ValueError: The model's head is of another kind or lacks a class, and is not to be replaced.
@@ -232,9 +249,10 @@ def choose_head(
 
 
 def begin_model(prepared: Prepared, seed: int) -> Any:
-    """Returns the model that a run begins with.
+    """Returns the untrained model of a run.
 
-    It is the model that the task builds, or BERT with a head.
+    If the task has a model of its own (`OwnModel`), it is the model that the task builds. Otherwise
+    it is BERT with a head, as `start_model` returns it.
 
     Args:
         prepared: The task, the opened model and the head.
@@ -252,11 +270,11 @@ def start_model(
 
     Args:
         opened: The model whose weights are copied.
-        config: The configuration of the new model; it may have other dropout than the opened one.
-        head: The head.
-        seed: The seed of the weights that the opened model lacks.
-        keeps_head: Whether the weights of the head are copied too. Otherwise they are drawn at
-            random.
+        config: The configuration of the new model. Only its dropout may differ from that of the
+            opened model.
+        head: The head of the new model.
+        seed: The seed of the weights that are not copied, which are drawn at random.
+        keeps_head: Whether the weights of the head are copied too.
     """
     model = build_task_model(config, head, seed)
     names = {name for name, _ in model.named_parameters() if name in opened.state}
@@ -267,7 +285,15 @@ def start_model(
 
 
 def _describe_new(opened: OpenedModel, head: Head) -> list[str]:
-    """Returns a line for people about weights of BERT that the model lacks; none if it has all."""
+    """Tells people which weights of BERT the opened model lacks, such as those of the pooler.
+
+    Args:
+        opened: The opened model.
+        head: The head, which decides whether BERT has a pooler.
+
+    Returns:
+        A list of one line, or an empty list if the opened model has all weights.
+    """
     with torch.device("meta"):
         names = [name for name, _ in BertForTask(opened.config, head).bert.named_parameters()]
     new = [f"bert.{name}" for name in names if f"bert.{name}" not in opened.state]

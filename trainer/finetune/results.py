@@ -36,7 +36,7 @@ _UNREPRODUCIBLE = ("train_seconds", "made_with")
 
 
 def list_recipes(settings: FinetuneSettings) -> list[Recipe]:
-    """Returns every combination of the searched settings.
+    """Returns one recipe for every combination of the values that the settings in `SEARCHED` have.
 
     Combinations that differ in the seed alone follow each other.
     """
@@ -45,7 +45,14 @@ def list_recipes(settings: FinetuneSettings) -> list[Recipe]:
 
 
 def describe_work(prepared: Prepared) -> dict[str, Any]:
-    """Returns, as plain JSON values, what all runs of one output folder must have in common."""
+    """Describes the work of a launch by all that the runs of one output folder must share.
+
+    A run that an earlier launch finished is used only if its description is equal.
+
+    Returns:
+        The settings that must not change, the sha256 of the model and of each file, and the labels,
+        as values that JSON can hold.
+    """
     hashes = {
         split: {file.name: file.facts["sha256"] for file in files}
         for split, files in prepared.files.items()
@@ -64,7 +71,8 @@ def read_finished(
 ) -> dict[str, Run]:
     """Returns the finished runs of earlier launches, by name.
 
-    The best run is left out, so that it is made again, if its model is not in OUTPUT/best.
+    Only the model of the best run is kept, in OUTPUT/best. If that folder has no model, or the
+    model of another run, the best run is left out of the result, so that it is trained again.
 
     Args:
         output: The output folder.
@@ -94,9 +102,9 @@ def read_finished(
 
 
 def best_run(runs: Sequence[Run], prepared: Prepared) -> Run | None:
-    """Returns the first run with the best main metric on the first validation file.
+    """Returns the run with the highest main metric on the first validation file.
 
-    The result is None if there are no runs.
+    The result is the first of several runs with equal metrics, and None if there are no runs.
     """
     file = prepared.files["validation"][0].name
     metric = prepared.task.main_metric
@@ -124,12 +132,13 @@ def make_results(prepared: Prepared, runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def summarize(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    """Returns the metrics of each setting, as mean and standard deviation over its seeds.
+    """Averages the metrics of runs that differ in the seed alone.
 
     Returns:
-        One dict per setting with the keys "global_batch", "peak_lr", "epochs", "num_seeds", "mean"
-        and "standard_deviation". The last two have values by validation file, then by metric. The
-        standard deviation is that of a sample, and None if there is one seed.
+        One dict for each combination of batch, learning rate and epochs, with the keys
+        "global_batch", "peak_lr", "epochs", "num_seeds", "mean" and "standard_deviation". The last
+        two are dicts of numbers by validation file, then by metric. The standard deviation is that
+        of a sample, and None if there is one seed.
     """
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
@@ -152,7 +161,15 @@ def summarize(runs: Sequence[Run]) -> list[dict[str, Any]]:
 def _over_seeds(
     runs: Sequence[Run], statistic: Callable[[list[float]], float | None]
 ) -> dict[str, dict[str, float | None]]:
-    """Returns a statistic of every metric over some runs, by validation file and by metric."""
+    """Computes a statistic of every metric over some runs.
+
+    Args:
+        runs: The runs, at least one. All have the same files and metrics.
+        statistic: Computes a number, such as the mean, from the values of one metric.
+
+    Returns:
+        The results by validation file, then by metric.
+    """
     return {
         file: {
             metric: statistic([run["metrics"][file][metric] for run in runs]) for metric in metrics
@@ -167,11 +184,13 @@ def _deviation(values: list[float]) -> float | None:
 
 
 def format_table(summary: Sequence[Mapping[str, Any]], best: Run) -> str:
-    """Formats a search as a table: one line per setting, with mean +- deviation of each metric.
+    """Formats a search as a table for people.
+
+    There is one line for each entry of the summary, with mean +- standard deviation of each metric.
 
     Args:
         summary: The result of `summarize`.
-        best: The best run, whose setting is marked with a star.
+        best: The best run. The line that it belongs to is marked with a star.
     """
     columns = [(file, metric) for file, metrics in summary[0]["mean"].items() for metric in metrics]
     has_several_files = len(summary[0]["mean"]) > 1

@@ -3,7 +3,8 @@
 `finetune` trains a model with every combination of the searched settings and keeps the best one.
 `predict` writes the predictions of a fine-tuned model for files without labels.
 
-All ranks call every function here, and share the items of each file. Rank 0 writes and prints.
+All ranks call the functions of this module together. They divide the items of each file among them.
+Rank 0 writes files and prints.
 """
 
 import contextlib
@@ -40,6 +41,10 @@ from trainer.watch.terminal import StepCount
 def finetune(settings: FinetuneSettings, _remainder: object = None) -> None:
     """Fine-tunes a model by the settings, or continues an earlier launch of the same command.
 
+    Args:
+        settings: The settings of the command.
+        _remainder: Not used.
+
     Raises:
         ValueError: A setting, a file or the model does not fit the task.
         FileExistsError: The output folder holds something else, or another job works in it.
@@ -55,6 +60,10 @@ def finetune(settings: FinetuneSettings, _remainder: object = None) -> None:
 
 def predict(settings: PredictSettings, _remainder: object = None) -> None:
     """Writes the predictions of a fine-tuned model for files without labels.
+
+    Args:
+        settings: The settings of the command.
+        _remainder: Not used.
 
     Raises:
         ValueError: A setting, a file or the model does not fit the task.
@@ -79,7 +88,8 @@ def predict(settings: PredictSettings, _remainder: object = None) -> None:
 def finetune_on(ranks: Ranks, settings: FinetuneSettings) -> None:
     """Does the work of `finetune` on ranks that have already joined a process group.
 
-    It may be called several times in one process. If one rank finds a fault, all ranks raise.
+    It may be called several times in one process. If preparing or reading files fails on one rank,
+    all ranks raise an error.
 
     Raises:
         ValueError: A setting, a file or the model does not fit the task.
@@ -133,11 +143,11 @@ def train_run(
         recipe: The searched settings of this run.
         prepared: The encoded files and the model to begin with.
         ranks: The ranks that train together.
-        tell_step: It is called after every optimizer step.
+        tell_step: A function that is called after every optimizer step, to show progress.
 
     Returns:
-        The DeepSpeed engine, whose attribute `module` is the trained model, and the facts of the
-        run for `OUTPUT/runs`.
+        The DeepSpeed engine, whose attribute `module` is the trained model; and the finished run as
+        it is written to OUTPUT/runs, but without "made_with".
     """
     model = begin_model(prepared, recipe.seed)
     start_time = time.monotonic()
@@ -209,10 +219,11 @@ def _write_predictions(
 
 
 def _as_finetuned(settings: PredictSettings, opened: OpenedModel) -> FinetuneSettings:
-    """Returns the settings for `predict` in the form of those for `finetune`.
+    """Converts the settings of `predict` to those of `finetune`, with which files are prepared.
 
-    For the task and the sequence length, a flag wins over the model's record of its fine-tuning,
-    which wins over the default.
+    The task and the sequence length are those of the settings. If the settings do not give them,
+    they are those that the model was fine-tuned with, as its config.json records them. If there is
+    no record either, the sequence length is the default of `finetune`.
 
     Raises:
         ValueError: Neither a flag nor the model names the task.
@@ -233,8 +244,12 @@ def _as_finetuned(settings: PredictSettings, opened: OpenedModel) -> FinetuneSet
 def _in_order(recipes: Sequence[Recipe], finished: Mapping[str, results.Run]) -> list[results.Run]:
     """Returns the finished runs in the order of the recipes.
 
-    The first of several runs with equal metrics counts as the best, so their order must not depend
-    on which of them an earlier launch finished.
+    If several runs have equal metrics, the first one counts as the best. Therefore the order must
+    not depend on which of them an earlier launch finished.
+
+    Args:
+        recipes: The runs of the search, in order.
+        finished: The finished runs by name. They may be fewer than the recipes.
     """
     return [finished[recipe.name] for recipe in recipes if recipe.name in finished]
 
@@ -257,7 +272,17 @@ def _say(text: str, ranks: Ranks) -> None:
 
 
 def _keep_best(engine: Any, run: results.Run, prepared: Prepared, ranks: Ranks) -> None:
-    """Writes a run's model, the best so far, to OUTPUT/best, and its predictions beside it."""
+    """Writes the model of the best run so far to OUTPUT/best, and the predictions that it makes.
+
+    Both replace those of the run that was the best before. Predictions for all validation and test
+    files are written to OUTPUT/predictions.
+
+    Args:
+        engine: The DeepSpeed engine with the model.
+        run: The facts of the run, as `train_run` returns them.
+        prepared: The files, the task and the head.
+        ranks: The ranks, all of which call this function; rank 0 writes.
+    """
     settings = prepared.settings
     task = prepared.task
     opened = prepared.opened

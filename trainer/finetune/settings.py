@@ -18,7 +18,8 @@ class ColumnSettings:
 
     Attributes:
         text: The column of the text, or of the context of a multiple choice.
-        text_b: The column of a pair's second text, or of a text that every choice begins with.
+        text_b: The column of a pair's second text. In a multiple choice it holds a text that is put
+            in front of every choice. null means that there is none.
         label: The column of the label: a class, a number, or which choice is right, counted from 0.
         choices: The columns of the choices.
         id: The column whose value identifies a row in the predictions; null means its number.
@@ -33,7 +34,10 @@ class ColumnSettings:
 
 @dataclass(frozen=True)
 class SquadSettings:
-    """Settings of the tasks squad (1.1) and squad2 (2.0), for windows and answers.
+    """Settings of the tasks squad (1.1) and squad2 (2.0).
+
+    A context that is too long for one sequence is read in overlapping windows. Lengths are in
+    WordPiece tokens, which are called pieces.
 
     Attributes:
         stride: Number of pieces from the beginning of a window to the beginning of the next one.
@@ -57,8 +61,9 @@ class TokenSettings:
 
     Attributes:
         token_column: The column of the words, counted from 0; from the end if negative.
-        tag_column: The column of the tags, counted likewise. It is not read in test files.
-        feature_layers: Layers whose states are concatenated to a word's vector in ner-features.
+        tag_column: The column of the tags, counted in the same way. It is not read in test files.
+        feature_layers: Layers whose states are concatenated to the vector of a word in
+            ner-features: numbers separated by commas, where -1 is the last layer.
     """
 
     token_column: int = 0
@@ -72,8 +77,8 @@ class TaskSettings(BatchesToAskSettings):
 
     Attributes:
         columns: Names of the columns of a table.
-        squad: Windows and answers of squad and squad2.
-        tokens: Columns of the files of ner and ner-features, and layers of ner-features.
+        squad: Settings of the tasks squad and squad2.
+        tokens: Settings of the tasks ner and ner-features.
         precision: Data type of weights and activations. Training updates 32-bit weights either way.
     """
 

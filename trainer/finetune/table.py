@@ -43,7 +43,8 @@ class Record(NamedTuple):
 
     Attributes:
         place: File and line, for messages.
-        fields: The cells by the names of their columns. A .jsonl file's values are texts too.
+        fields: The text of each cell, by the name of its column. Values of a .jsonl file that are
+            not texts are written as JSON.
     """
 
     place: str
@@ -86,11 +87,13 @@ def read_pairs(
         choices: The columns of the choices; empty if the examples are texts or pairs.
         path: Path or URL of the table.
         split: The use of the file. The label column of a "test" file is not read.
-        header: The names of the columns if the file has no line with them; None if it has.
+        header: The names of the columns, for a file that does not begin with a line of names. None
+            reads the names from the file.
         skips_short_rows: Whether rows with too few columns are left out and counted as
-            "skipped_rows".
-        needs_id: Whether a table must have the column `columns.id`. If it lacks the column, or if
-            `columns.id` is None, a row's id is its number.
+            "skipped_rows". If not, such a row is an error.
+        needs_id: Whether it is an error if the table lacks the column `columns.id`. If the table
+            lacks the column, or if `columns.id` is None, the id of a row is its number, counted
+            from 0.
 
     Raises:
         ValueError: The table is malformed. The message names file and line.
@@ -121,9 +124,10 @@ def read_table(
     Args:
         path: Path or URL of the table.
         needed: The columns that the table must have.
-        header: The names of the columns if the file has no line with them; None if it has.
-        skipped: The places of rows with too few columns are appended to this list, and the rows
-            are left out. None means that such a row is an error.
+        header: The names of the columns, for a file that does not begin with a line of names. None
+            reads the names from the file. Not used for .jsonl.
+        skipped: A list to which the places of rows with too few columns are appended. The rows are
+            left out. None means that such a row is an error.
 
     Raises:
         ValueError: The file has another extension, is malformed, lacks a column or has no rows.
@@ -151,9 +155,10 @@ def _by_name(
     """Yields a record for each row, lazily.
 
     Args:
-        rows: Place and cells of each row.
+        rows: For each row its file and line, for messages, and its cells.
         header: The names of the columns.
-        skipped: As in `read_table`.
+        skipped: A list to which the places of rows with too few cells are appended. None means that
+            such a row is an error.
 
     Raises:
         ValueError: A row has more cells than the header, or fewer and `skipped` is None.
@@ -186,7 +191,12 @@ def _check_columns(place: str, found: Names, needed: Names) -> None:
 
 
 def _from_json(place: str, values: dict[str, Any], needed: Names) -> Record:
-    """Returns the JSON object of a line as a record. Values other than texts are written as JSON.
+    """Converts the JSON object of a line to a record. Values that are not texts become JSON text.
+
+    Args:
+        place: File and line, for messages.
+        values: The parsed object.
+        needed: The keys that the object must have.
 
     Raises:
         ValueError: A needed value is missing, or is neither a text nor a finite number.
@@ -208,15 +218,33 @@ def _from_json(place: str, values: dict[str, Any], needed: Names) -> Record:
 
 
 def _write_table(path: str, examples: Examples, predictions: Predictions) -> tuple[str, str]:
-    """Returns name and content of a table with the columns id and prediction."""
+    """Makes a table of predictions with the columns id and prediction.
+
+    Args:
+        path: The file whose examples were predicted.
+        examples: The examples of the file.
+        predictions: One prediction for each example.
+
+    Returns:
+        The file name of the table, such as "test.tsv" for "data/test.csv", and its content.
+    """
     rows = [(example.id, str(value)) for example, value in zip(examples, predictions, strict=True)]
     return f"{file_stem(path)}.tsv", tab_separated(("id", "prediction"), rows)
 
 
 def _write_swag(path: str, _examples: Examples, predictions: Predictions) -> tuple[str, str]:
-    """Returns name and content of a table as csv_predict.py of rowanz/swagaf writes it.
+    """Makes a table of predictions as csv_predict.py of rowanz/swagaf writes it.
 
-    Its columns are the number of the row, counted from 0, and `pred`, the number of the choice.
+    The first column, whose name is empty, is the number of the row, counted from 0. The column
+    `pred` is the number of the predicted choice.
+
+    Args:
+        path: The file whose examples were predicted.
+        _examples: Not used.
+        predictions: The number of a choice for each example, as text.
+
+    Returns:
+        The file name of the table, such as "test.csv", and its content.
     """
     lines = [f"{row},{choice}\n" for row, choice in enumerate(predictions)]
     return f"{file_stem(path)}.csv", "".join([",pred\n", *lines])

@@ -86,7 +86,8 @@ class OwnModel(Protocol):
     def build_model(self, head: Any, seed: int) -> Any:
         """Returns an untrained model with random weights drawn from the seed.
 
-        It is called in the same way as `trainer.model.task_heads.BertForTask`.
+        The model must take the same inputs and return the same outputs as
+        `trainer.model.task_heads.BertForTask`.
         """
 
     def model_files(
@@ -114,7 +115,7 @@ class Task(Protocol):
     main_metric: str
 
     def read(self, path: str, split: Split) -> ReadSet:
-        """Reads the examples of one file. There is at least one."""
+        """Reads the examples of one file. A file without examples is an error."""
 
     def count_labels(self, examples: Sequence[Any]) -> Mapping[str, int]:
         """Counts the examples of each class, or the entities of each type, to be shown to people.
@@ -123,12 +124,22 @@ class Task(Protocol):
         """
 
     def find_labels(self, examples: Sequence[Any]) -> Labels:
-        """Returns the classes that the training examples have; none for a task without classes."""
+        """Returns the classes that a model is trained on, given all training examples.
+
+        The result is empty for a task without classes.
+        """
 
     def encode(
         self, examples: Sequence[Any], labels: Labels, encoder: TextEncoder, split: Split
     ) -> EncodedSet:
-        """Encodes the examples of one file as items."""
+        """Encodes the examples of one file as items.
+
+        Args:
+            examples: The examples, from `read`.
+            labels: The classes that the model is trained on, which number the labels of items.
+            encoder: The model's tokenizer, with the length of a sequence.
+            split: The use of the file. Items of a "test" file have no labels.
+        """
 
     def decode(
         self, examples: Sequence[Any], items: Sequence[Item], outputs: Outputs, labels: Labels

@@ -38,7 +38,7 @@ def train_task(
         recipe: The searched settings of this run.
         settings: The settings of the command.
         ranks: The ranks that train together.
-        report: It is called with the loss of each step.
+        report: A function that is called with the loss of each step.
 
     Returns:
         The DeepSpeed engine, whose attribute `module` is the trained model.
@@ -60,16 +60,17 @@ def train_task(
 
 
 def task_step(engine: Any, head: Head, step: Step, ranks: Ranks) -> float:
-    """Makes one optimizer step. Its result does not depend on ranks and micro-batches.
+    """Makes one optimizer step.
 
-    Losses and gradients are sums over the micro-batches of all ranks, divided by the number of
-    losses in the whole step.
+    The loss of the step is the sum over the items of all ranks, divided by the number of losses in
+    the whole step (`count_losses`). Therefore the result does not depend on the number of ranks,
+    nor on how items are divided into micro-batches.
 
     Args:
         engine: The DeepSpeed engine.
-        head: The head of its model.
-        step: The items of the step.
-        ranks: The ranks that share the step.
+        head: The head of the engine's model.
+        step: The items of the step, divided among the ranks.
+        ranks: The ranks, all of which call this function.
 
     Returns:
         The mean loss of the step, over all ranks.
@@ -99,7 +100,8 @@ def predict_items(
     """Returns the model's output for each item. The ranks share the work, and all get all outputs.
 
     Args:
-        model: The model. It computes without dropout, and is left in the mode that it is in.
+        model: The model. It is put into evaluation mode, so that it computes without dropout, and
+            then back into its former mode.
         items: The items; every rank has all of them.
         micro_tokens: The most tokens of one forward pass.
         ranks: The ranks that share the items.

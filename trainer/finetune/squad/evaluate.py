@@ -1,7 +1,9 @@
 """Computes exact match and F1 of answers as SQuAD's official evaluators define them.
 
-The evaluators of 1.1 and 2.0 differ for right answers of which normalization leaves nothing. 2.0
-ignores such answers. The F1 of two empty texts is 1 in 2.0, and 0 in 1.1.
+Answers are normalized before they are compared (`normalize_answer`). A right answer such as "The"
+is empty after that, and here the two evaluators differ. That of 2.0 ignores such right answers.
+That of 1.1 compares them, and an empty prediction then has exact match 1 and F1 0. In 2.0 the F1 of
+two empty texts is 1.
 """
 
 import math
@@ -16,11 +18,13 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 class Marks(NamedTuple):
-    """How good a predicted answer is, compared with the best-fitting right answer.
+    """How good a predicted answer is, compared with the right answers of its question.
+
+    Each number is the best that the prediction reaches with any of the right answers.
 
     Attributes:
-        exact: 1 if the texts are equal after normalization, otherwise 0.
-        f1: F1 over the words that the texts share, from 0 to 1.
+        exact: 1 if prediction and right answer are equal after normalization, otherwise 0.
+        f1: F1 over the words that prediction and right answer share, from 0 to 1.
     """
 
     exact: float
@@ -28,14 +32,17 @@ class Marks(NamedTuple):
 
 
 class Judged(NamedTuple):
-    """A predicted answer to a question of SQuAD 2.0.
+    """A predicted answer to a question of SQuAD 2.0, with its marks and its null score.
 
-    It has all numbers from which the threshold for giving no answer is chosen.
+    A question is left unanswered if its null score is above a threshold. `find_threshold` chooses
+    the threshold from these records.
 
     Attributes:
-        marks: Exact match and F1 of the answer, for the case that it is given.
-        null_score: How much the sum of the logits of [CLS], which stands for giving no answer,
-            exceeds the sum of the logits of this answer's first and last piece.
+        marks: The marks of the predicted answer, which count if the question is not left
+            unanswered.
+        null_score: The score of giving no answer minus the score of the predicted answer. The
+            score of giving no answer is the sum of the two logits of [CLS]. The score of an answer
+            is the sum of the start logit of its first piece and the end logit of its last piece.
         has_answer: Whether the question has a right answer.
         has_text: Whether the predicted answer is not empty.
     """
@@ -47,29 +54,39 @@ class Judged(NamedTuple):
 
 
 def normalize_answer(text: str) -> str:
-    """Returns an answer in the form that is compared.
+    """Returns an answer in the form in which answers are compared.
 
-    It has lower case, single spaces, no ASCII punctuation, and none of the words a, an and the.
+    That form has lower case, single spaces, no ASCII punctuation, and none of the words a, an and
+    the.
     """
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split())
 
 
 def mark_v1(prediction: str, answers: Sequence[str]) -> Marks:
-    """Returns an answer's marks by the rules of SQuAD 1.1."""
+    """Returns the marks of a predicted answer by the rules of SQuAD 1.1.
+
+    Args:
+        prediction: The predicted answer.
+        answers: The right answers, at least one.
+    """
     return _best_mark(prediction, answers, both_empty=0.0)
 
 
 def mark_v2(prediction: str, answers: Sequence[str]) -> Marks:
-    """Returns an answer's marks by the rules of SQuAD 2.0.
+    """Returns the marks of a predicted answer by the rules of SQuAD 2.0.
 
     If the question has no right answer, only the empty prediction is right.
+
+    Args:
+        prediction: The predicted answer; empty for no answer.
+        answers: The right answers; empty for a question without one.
     """
     counted_answers = [answer for answer in answers if normalize_answer(answer)] or [""]
     return _best_mark(prediction, counted_answers, both_empty=1.0)
 
 
 def average(marks: Sequence[Marks]) -> dict[str, float]:
-    """Returns the means of `exact` and `f1` in percent, as the official evaluators name them."""
+    """Returns the mean marks in percent, under the keys "exact" and "f1"."""
     sums = (sum(values) for values in zip(*marks, strict=True))
     return {
         name: 100.0 * total / len(marks) for name, total in zip(Marks._fields, sums, strict=True)
@@ -77,9 +94,10 @@ def average(marks: Sequence[Marks]) -> dict[str, float]:
 
 
 def apply_threshold(judged: Sequence[Judged], threshold: float) -> list[Marks]:
-    """Returns the marks of all answers for one threshold.
+    """Returns the marks of all questions, given the threshold for leaving a question unanswered.
 
-    If the null score of a question is above the threshold, the prediction for it is no answer.
+    A question with a null score above the threshold is left unanswered. Its exact match and F1 are
+    1 if it has no right answer, otherwise 0.
     """
     without_answer = {True: Marks(0.0, 0.0), False: Marks(1.0, 1.0)}
     return [
@@ -91,9 +109,10 @@ def apply_threshold(judged: Sequence[Judged], threshold: float) -> list[Marks]:
 def find_threshold(judged: Sequence[Judged]) -> float:
     """Returns the threshold of the null score that gives the best mean F1.
 
-    It is halfway between two neighbouring null scores. If it is best to give no answer at all, it
-    is below every null score. Questions with the same null score are answered together, unlike in
-    the official evaluator.
+    The threshold is halfway between two neighbouring null scores, or 1 above the highest one if it
+    is best to answer every question. If it is best to answer none, the threshold is below every
+    null score. The official evaluator may choose a threshold that divides questions with the same
+    null score; this function does not.
     """
     ranked = sorted(judged, key=lambda answer: answer.null_score)
     # The sum of F1 if the answers up to here are given and those after it are not.

@@ -1,6 +1,9 @@
-"""Encodes contexts as pieces with their positions, and makes items from windows of a context.
+"""Encodes contexts as pieces, and makes items of a question and a window of its context.
 
-The windows are those of google-research/bert run_squad.py. Shapes: N pieces of a context.
+A piece is a WordPiece token with its position in the text. A context that is too long for one
+sequence is cut into overlapping windows, as in google-research/bert run_squad.py.
+
+Shapes: N pieces of a context.
 """
 
 import unicodedata
@@ -22,13 +25,13 @@ from trainer.finetune.text import TextEncoder
 class Pieces(NamedTuple):
     """The N pieces of one text, without [CLS] and [SEP].
 
-    Piece n is made of the characters starts[n] to ends[n] - 1 of the text as it was written. A
-    letter's combining accents belong to its piece.
+    Piece n is made of the characters starts[n] to ends[n] - 1 of the text as it was written. The
+    combining accents of a letter belong to the same piece as the letter.
 
     Attributes:
-        ids: [N].
+        ids: [N], the id of each piece.
         starts: [N], the position of each piece's first character.
-        ends: [N], the position after its last character.
+        ends: [N], the position after each piece's last character.
     """
 
     ids: IdArray
@@ -46,7 +49,7 @@ class Pieces(NamedTuple):
 
 
 class Window(NamedTuple):
-    """The pieces start to start + length - 1 of a context."""
+    """A range of the pieces of a context: those with the indices start to start + length - 1."""
 
     start: int
     length: int
@@ -58,9 +61,10 @@ class WindowItem(Item):
 
     Attributes:
         pieces: All pieces of the context.
-        window: The pieces that this item has.
-        may_start: bool [window.length], whether an answer may start at a piece. It may if no other
-            window has more context around the piece, so that each answer counts in one window.
+        window: The range of the pieces that this item has.
+        may_start: bool [window.length], whether an answer in this window may start at each piece.
+            Windows overlap, so a piece can be in several. An answer may start at a piece only in
+            the window that has most context around the piece (`find_best_windows`).
     """
 
     pieces: Pieces
@@ -69,10 +73,10 @@ class WindowItem(Item):
 
 
 def find_pieces(texts: Sequence[str], encoder: TextEncoder) -> list[Pieces]:
-    """Encodes texts of any length. "[SEP]" in a text is encoded as text.
+    """Returns the pieces of each text, however long the text is.
 
-    The pieces are made by the tokenizer of an exported model, because it also gives the positions
-    of pieces in the text.
+    "[SEP]" and the like in a text are encoded as plain text. The tokenizer is the one that exported
+    models have, because it also gives the position of each piece in the text.
     """
     tokenizer = build_tokenizer(encoder.vocab, encoder.rule)
     tokenizer.encode_special_tokens = True
@@ -98,14 +102,14 @@ def cut_question(
 ) -> list[WindowItem]:
     """Makes one item per window of a question's context: [CLS] question [SEP] window [SEP].
 
-    The label is the first answer if the window has all of it. Otherwise, and for a question without
-    answer, it is [CLS], which is token 0.
+    The labels of an item are the first and the last token of the question's first answer, if the
+    window has all of it. Otherwise, and for a question without answer, both are [CLS], token 0.
 
     Args:
         index: The index of the question among the examples.
         question: The question.
-        query: The ids of the question.
-        pieces: The pieces of its context.
+        query: The ids of the question's text, cut to the length that may be read.
+        pieces: The pieces of the question's context.
         encoder: The model's tokenizer, with the length of a sequence.
         split: The use of the file. Items of a "test" file have no labels.
         stride: Number of pieces from the beginning of a window to the beginning of the next one.
@@ -126,11 +130,16 @@ def cut_question(
 
 
 def cut_windows(num_pieces: int, room: int, stride: int) -> list[Window]:
-    """Returns windows of at most `room` pieces that together have all pieces of a context.
+    """Cuts a context into windows that together have all of its pieces.
 
-    Windows begin `stride` pieces apart, and the last one is the first that reaches the end of the
-    context. A stride above `room` is reduced to `room`, so that no piece is left out. A context
-    without pieces has no window.
+    Windows begin `stride` pieces apart. The first window that reaches the end of the context is the
+    last one. A context without pieces has no window.
+
+    Args:
+        num_pieces: The number of pieces of the context.
+        room: The most pieces of a window.
+        stride: The number of pieces from the beginning of a window to the beginning of the next
+            one. A stride above `room` is reduced to `room`, so that no piece is left out.
     """
     stride = min(room, stride)
     starts = range(0, max(0, num_pieces - room) + stride, stride) if num_pieces else ()
@@ -138,10 +147,15 @@ def cut_windows(num_pieces: int, room: int, stride: int) -> list[Window]:
 
 
 def find_best_windows(windows: list[Window], num_pieces: int) -> NDArray[np.int64]:
-    """Returns the index of the window in which each piece has most context, int64 [N].
+    """Returns, for each piece, the index of the window in which it has most context, int64 [N].
 
-    A piece's context is the number of pieces to its left or to its right, whichever is smaller,
-    plus a hundredth of the window's length. The first window wins a tie.
+    The context of a piece in a window is the number of pieces of the window to the left or to the
+    right of it, whichever is smaller, plus a hundredth of the window's length. The first window
+    wins a tie.
+
+    Args:
+        windows: All windows of the context.
+        num_pieces: The number N of pieces of the context.
     """
     pieces_N = np.arange(num_pieces)
     best_N = np.full(num_pieces, -1, dtype=np.int64)
@@ -157,19 +171,28 @@ def find_best_windows(windows: list[Window], num_pieces: int) -> NDArray[np.int6
 
 
 def find_answer(question: Question, pieces: Pieces) -> tuple[int, int] | None:
-    """Returns the first and last piece of a question's first answer, or None if it has no piece.
+    """Returns the first and last piece of a question's first answer.
 
-    Only the first answer is trained; the others are used in scores.
+    The result is None if the characters of the answer belong to no piece. Only the first answer is
+    used in training; the others are used in scores.
+
+    Args:
+        question: A question with at least one answer.
+        pieces: The pieces of the question's context.
     """
     answer = question.answers[0]
     return pieces.find_span(answer.start, answer.start + len(answer.text))
 
 
 def _skip_accents(text: str, end: int) -> int:
-    """Returns the position after the combining accents that begin at `end`.
+    """Returns the position after the combining accents that follow a piece in a text.
 
-    The tokenizer's normalizer drops accents, so the offsets of a piece do not include those of its
-    last letter.
+    The tokenizer drops accents, so the end that it reports for a piece is before the accents of the
+    piece's last letter.
+
+    Args:
+        text: The text.
+        end: The end of the piece, as the tokenizer reports it.
     """
     while end < len(text) and unicodedata.category(text[end]) == "Mn":
         end += 1

@@ -1,7 +1,8 @@
 """Implements the tasks squad (1.1) and squad2 (2.0) (BERT paper, sections 4.2 and 4.3).
 
-An answer is a passage of a context. Unlike google-research/bert run_squad.py, every pair of a start
-and an end is ranked, and an answer is cut out of the context as it was written.
+An answer is a passage of a context. Two things differ from google-research/bert run_squad.py. All
+pairs of a start and an end are ranked, not only those of the most probable starts and ends. And the
+text of an answer is cut out of the context as it was written, not put together from pieces.
 
 Shapes: N pieces of a window, L lengths of an answer in pieces.
 """
@@ -31,9 +32,9 @@ class Prediction(NamedTuple):
 
     Attributes:
         id: The question's id.
-        text: The answer; empty if no answer is possible.
-        null_score: How much the sum of the logits of [CLS], which stands for giving no answer,
-            exceeds the sum of the logits of this answer's first and last piece.
+        text: The answer, a passage of the context; empty if the context has no pieces.
+        null_score: The score of giving no answer minus the score of this answer, as in
+            `evaluate.Judged`; 0 if the context has no pieces.
     """
 
     id: str
@@ -46,7 +47,7 @@ class SquadTask:
     """A `Task` whose examples are questions about contexts.
 
     Attributes:
-        settings: Windows and answers.
+        settings: The settings of windows and of giving no answer.
         with_impossible: Whether a question may have no answer, as in SQuAD 2.0.
         kind: The kind of head.
         main_metric: The metric that chooses the best run.
@@ -77,11 +78,11 @@ class SquadTask:
     def encode(
         self, examples: Sequence[Question], labels: Labels, encoder: TextEncoder, split: Split
     ) -> EncodedSet:
-        """Returns one item per window: [CLS] question [SEP] pieces of the context [SEP].
+        """Makes one item per question and window: [CLS] question [SEP] pieces of the context [SEP].
 
-        A question is counted, and left out of training, if its answer has no piece, for example if
-        the answer is U+200B alone. `run_squad.py` leaves out answers that it cannot find in the
-        same way.
+        The first answer of a question may have no piece, for example if it is U+200B alone. Such
+        questions are counted in "answers_without_pieces". They are left out of training files, as
+        `run_squad.py` leaves out answers that it cannot find.
         """
         contexts = list(dict.fromkeys(question.context for question in examples))
         pieces_of = dict(zip(contexts, find_pieces(contexts, encoder), strict=True))
@@ -124,10 +125,13 @@ class SquadTask:
     def score(
         self, examples: Sequence[Question], predictions: Sequence[Prediction]
     ) -> dict[str, float]:
-        """Returns exact match and F1 in percent, under the names of the official evaluators.
+        """Returns the metrics "exact" and "f1" in percent, named as in the official evaluators.
 
-        For 2.0 it adds both metrics over the questions with answer and over those without, and
-        `null_threshold`, the threshold that they were computed with.
+        For SQuAD 2.0 the result also has both metrics over the questions with an answer
+        ("HasAns_exact" and "HasAns_f1") and over those without ("NoAns_exact" and "NoAns_f1"), as
+        far as there are such questions. "null_threshold" is the threshold of the null score with
+        which all of them are computed: that of the settings, or else the one that gives the best F1
+        on these examples.
         """
         answers = [[answer.text for answer in question.answers] for question in examples]
         pairs = list(zip(predictions, answers, strict=True))
@@ -163,10 +167,12 @@ class SquadTask:
     def prediction_files(
         self, path: str, examples: Any, predictions: Sequence[Prediction], tuned: Metrics
     ) -> dict[str, str]:
-        """Returns a file of answers by id, and for 2.0 also a file of null scores.
+        """Returns the contents of the files of predictions by file name.
 
-        In 2.0 an answer is empty if its null score is above the threshold. The official evaluator
-        takes the null scores as --na-prob-file.
+        predictions.json has the answers by the id of the question. For SQuAD 2.0 an answer is empty
+        if its null score is above the threshold of the settings or, if they have none, of `tuned`.
+        null_odds.json then has the null scores, which the official evaluator takes as
+        --na-prob-file.
         """
         texts = {prediction.id: prediction.text for prediction in predictions}
         files: dict[str, dict[str, Any]] = {"predictions.json": texts}
@@ -226,10 +232,14 @@ def find_best_span(
 
 
 def _predict(question: Question, windows: Sequence[tuple[WindowItem, Output]]) -> Prediction:
-    """Returns the best answer to a question in all of its windows, and its null score.
+    """Returns the best answer to a question, over all windows of its context.
 
-    The null score is how much the sum of the logits of [CLS], in the window where that sum is
-    lowest, exceeds that of the best answer.
+    The score of giving no answer is the sum of the two logits of [CLS], in the window where that
+    sum is lowest. The null score is this sum minus the score of the best answer.
+
+    Args:
+        question: The question.
+        windows: The items of the question, each with the model's output for it.
     """
     best_sum = -np.inf
     text = ""

@@ -1,7 +1,9 @@
 """Implements the task ner-features: a BiLSTM finds entities from the states of a fixed model.
 
-The vector of a word is made of the last four layers at its first piece, concatenated. Two layers of
-BiLSTM read the vectors, and a classifier follows (BERT paper, section 5.3 and table 7).
+The model computes hidden states and is not trained. The vector of a word is the concatenation of
+the states of several layers, by default the last four, at the word's first piece. Two layers of
+BiLSTM read the vectors of a sentence, and a classifier predicts a tag for each word (BERT paper,
+section 5.3 and table 7).
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,7 +33,10 @@ LSTM_SIZE = 768
 
 
 class FeatureTask(TokenTask):
-    """A task that trains a BiLSTM instead of BERT (`trainer.finetune.task.OwnModel`)."""
+    """The task ner-features, which trains a BiLSTM instead of BERT.
+
+    It is a `TokenTask` with the further methods of `trainer.finetune.task.OwnModel`.
+    """
 
     def __init__(self, settings: TokenSettings, opened: OpenedModel, micro_tokens: int) -> None:
         """Builds the fixed model whose hidden states become the vectors of words.
@@ -58,7 +63,8 @@ class FeatureTask(TokenTask):
     ) -> EncodedSet:
         """Computes the vectors of all words, and makes one item for each sentence.
 
-        The ids of an item are numbers of rows in the store of vectors, one for each word.
+        The vectors are added to a `VectorStore`, which `build_model` gives to the BiLSTM. An item
+        has one id for each word: the row number of the word's vector in that store.
 
         Raises:
             ValueError: A sentence has a tag that is not one of `labels`.
@@ -90,7 +96,11 @@ class FeatureTask(TokenTask):
     ) -> dict[str, bytes]:
         """Returns the contents of the tagger's files by name: its weights and config.json.
 
-        config.json also has the provenance, and the hash of the model that computed the states.
+        Args:
+            state: The weights of the tagger by name.
+            head: The head, whose labels are written to config.json.
+            provenance: Facts about the training, which are written to config.json. The hash of the
+                fixed model is written there too.
         """
         tensors = {
             name: tensor.detach().float().cpu().contiguous() for name, tensor in state.items()

@@ -95,9 +95,10 @@ class TokenTask:
         )
 
     def find_labels(self, examples: Sequence[Sentence]) -> Labels:
-        """Returns all tags of the types of entity that occur in the training sentences.
+        """Returns the tags that a model can predict, such as "O", "B-PER" and "I-PER".
 
-        The tags are in the scheme of the files. For files in IOB1 they are in IOB2.
+        They are all tags that the scheme has for the types of entity in the training sentences,
+        even tags that do not occur. The scheme is that of the files, or IOB2 for files in IOB1.
 
         Raises:
             ValueError: The training files have several schemes, or no entity.
@@ -119,8 +120,8 @@ class TokenTask:
         """Encodes each sentence as one item, or as several if it is longer than `seq_len`.
 
         The items of a long sentence are overlapping windows of it, and each word is predicted in
-        exactly one of them. A word of which the tokenizer leaves no piece
-        is encoded as [UNK], and counted.
+        exactly one of them. If the tokenizer makes no piece of a word, such as a control character,
+        the word is encoded as [UNK] and counted in "words_without_pieces".
 
         Raises:
             ValueError: A sentence has a tag that is not one of `labels`.
@@ -155,9 +156,10 @@ class TokenTask:
         return [tuple(sentence_tags) for sentence_tags in tags]
 
     def score(self, examples: Sequence[Sentence], predictions: Sequence[Tags]) -> dict[str, float]:
-        """Returns F1, precision and recall over all entities, F1 of each type, and tag accuracy.
+        """Returns "f1", "precision" and "recall" over all entities, and "tag_accuracy" over words.
 
-        Types that no sentence is labelled with are left out.
+        There is also the F1 of each type of entity, such as "f1_PER". Types that do not occur in
+        the labels of these sentences are left out.
         """
         true_tags = [sentence.tags_in(_model_scheme(sentence)) for sentence in examples]
         total, by_type = compare_entities(true_tags, predictions)
@@ -172,9 +174,10 @@ class TokenTask:
     def prediction_files(
         self, path: str, examples: Sequence[Sentence], predictions: Sequence[Tags], tuned: Metrics
     ) -> dict[str, str]:
-        """Returns the lines of the file with a further column of predicted tags.
+        """Returns the content of predictions.conll, by this name.
 
-        The tags are written in the scheme of the file.
+        It has the lines of the file with a further column, the predicted tags in the scheme of the
+        file.
         """
         tags = list(predictions)
         if examples[0].scheme == "iob1":
@@ -279,9 +282,9 @@ def _divide(numerator: float, denominator: float) -> float:
 
 
 def number_tags(sentence: Sentence, labels: Labels) -> list[int]:
-    """Returns the number of each word's tag in the model's labels, as the model is trained on it.
+    """Returns, for each word of a sentence, the index of its tag among the model's labels.
 
-    Tags of an IOB1 file are written in IOB2 first, because models have no labels of IOB1.
+    Tags in IOB1 are converted to IOB2 first, because no model has labels in IOB1.
 
     Args:
         sentence: A sentence with tags.
@@ -307,5 +310,8 @@ def number_tags(sentence: Sentence, labels: Labels) -> list[int]:
 
 
 def _model_scheme(sentence: Sentence) -> Scheme:
-    """Returns the scheme of the model's labels for a sentence's scheme: IOB1 becomes IOB2."""
+    """Returns the scheme in which a model is trained on a sentence.
+
+    It is the scheme of the sentence's own tags, or IOB2 if they are in IOB1.
+    """
     return "bioes" if sentence.scheme == "bioes" else "iob2"
