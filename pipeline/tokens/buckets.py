@@ -1,6 +1,7 @@
-"""Chooses buckets of documents, and adds up what must arrive for each bucket.
+"""Divides documents into buckets, and adds up what a bucket must hold when its shards are made.
 
-A bucket holds the documents whose ids are in a range. Each pass makes one shard of each bucket.
+A bucket holds the documents whose ids are in a range. Each pass makes one shard of each bucket, and
+a bucket is in memory as a whole while its shards are made.
 """
 
 from collections.abc import Mapping, Sequence
@@ -56,7 +57,7 @@ class Bucket:
 
     @property
     def prefixes(self) -> range:
-        """Prefixes of PREFIX_BITS bits that ids of the bucket's documents can have."""
+        """The prefixes (`prefix_of`) that ids from `first_id` to `last_id` can have."""
         return range(prefix_of(self.first_id), prefix_of(self.last_id) + 1)
 
 
@@ -85,11 +86,12 @@ def choose_num_buckets(
     where: str,
     num_used: int | None = None,
 ) -> int:
-    """Returns the number of train buckets, or checks the number that the user asked for.
+    """Chooses the number of train buckets, or checks the number that the user asked for.
 
-    It is the smallest power of two with at most 128 MiB of text in a bucket, halved until buckets
-    have 64 documents on average. Each bucket has at least 2 documents, because the random B of a
-    pair must be from another document than A.
+    The number is a power of two. It begins as the smallest one with at most 128 MiB of text in a
+    bucket on average. Then it is halved until the buckets have at least 64 used documents on
+    average, and each of them at least 2 documents. A bucket needs two because the random B of a
+    pair is from another document of the bucket than A.
 
     Args:
         documents_by_prefix: [4096] or [65536], the numbers of distinct train documents by the first
@@ -101,8 +103,8 @@ def choose_num_buckets(
             out; None if all are used.
 
     Raises:
-        ValueError: `num_wanted` is not a possible power of two, or leaves a bucket with fewer than
-            2 documents.
+        ValueError: `num_wanted` is not a power of two, is larger than the number of prefixes, or
+            leaves a bucket with fewer than 2 documents.
     """
     total = int(documents_by_prefix.sum())
     most = len(documents_by_prefix)
@@ -132,9 +134,12 @@ def choose_num_buckets(
 
 
 def num_prefixes(cleaned_bytes: int) -> int:
-    """Returns the number of id prefixes by which documents are counted.
+    """Returns the number of id prefixes by which documents are counted for `choose_num_buckets`.
 
     It is 4,096, or 65,536 if there are more than 256 GiB of text.
+
+    Args:
+        cleaned_bytes: The bytes of the cleaned text of all documents.
     """
     return 1 << (PREFIX_BITS if cleaned_bytes <= _COARSE_BYTES else _FINE_PREFIX_BITS)
 
@@ -151,12 +156,15 @@ def _fewest_documents(documents_by_prefix: npt.NDArray[np.int64], num_buckets: i
 
 @dataclass(frozen=True)
 class BucketContents:
-    """The contents that must arrive for a bucket before its shard may be written.
+    """Checks by which a task knows that it has read all documents of a bucket, each unchanged.
+
+    A document that occurs several times in the input has several rows in the indexes of token
+    parts. All of them are read, and then one copy is kept.
 
     Attributes:
-        seal: The seal of its distinct documents.
-        rows: The number of rows of token parts that hold one of them or a copy.
-        checksum: The sum of these rows' crc32.
+        seal: The seal of the distinct documents (`pipeline.shards.seal`).
+        rows: The number of their rows, copies included.
+        checksum: The sum of the crc32 of all these rows.
     """
 
     seal: Seal
@@ -168,7 +176,7 @@ class BucketContents:
 
 
 class BucketSums:
-    """Adds up the contents of all buckets. Memory holds six numbers for each bucket."""
+    """Adds up the `BucketContents` of all buckets, without holding the documents in memory."""
 
     def __init__(self, buckets: Sequence[Bucket], held_out: bytes) -> None:
         """Starts with empty buckets.
@@ -188,9 +196,9 @@ class BucketSums:
         """Adds distinct documents to their buckets.
 
         Args:
-            documents: [D] rows of the index.
-            num_rows: [D] the number of rows that hold each document or a copy.
-            crc32: [D] the sum of these rows' crc32.
+            documents: [D] rows of the index, one for each document.
+            num_rows: [D] for each document the number of its rows, copies included.
+            crc32: [D] for each document the sum of the crc32 of these rows.
         """
         buckets = self._finder.find(documents)
         counted = (np.ones_like(num_rows), documents["tokens"], num_rows, crc32)
@@ -214,7 +222,8 @@ class BucketFinder:
     """Finds the buckets of documents by their ids.
 
     Attributes:
-        none: The index that `find` returns for documents outside of all buckets.
+        none: The number that `find` returns for documents that are in none of the buckets. It is
+            the number of buckets, so it is no index of one.
     """
 
     def __init__(self, buckets: Sequence[Bucket], held_out: bytes) -> None:
@@ -234,7 +243,7 @@ class BucketFinder:
         self._validation = splits.index("validation") if "validation" in splits else self.none
 
     def find(self, documents: Rows) -> npt.NDArray[np.int64]:
-        """Returns the index of each document's bucket: [D], `none` for those in no bucket.
+        """Returns for each document the index of its bucket, or `none`: [D] int64.
 
         Args:
             documents: [D] rows of the index.

@@ -1,9 +1,10 @@
 """Writes and reads documents.ids, which lists the documents of a finished dataset.
 
-The list stays when the dataset's tokens/ is deleted, so that another build can leave the same
-documents out. Ids ascend, 16 bytes each; if there are several sources, a byte with the source's
-number follows each. The manifest's documents_hash covers these bytes, so they are checked whenever
-they are read.
+The file stays when the folder tokens/ of the dataset is deleted, so that another build can leave
+out the documents of this one. It holds the ids of the documents in ascending order, 16 bytes each.
+If the dataset has several sources, one byte with the number of the document's source follows each
+id. documents_hash in the manifest is the hash of these bytes, by which they are checked when they
+are read.
 """
 
 import tempfile

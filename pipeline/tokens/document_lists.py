@@ -63,18 +63,23 @@ class SplitDocument:
 
 @dataclass(frozen=True)
 class DocumentList(Generic[DocumentKind]):
-    """Some consecutive documents of one part of the input, with what was noted on the way.
+    """Some consecutive documents of one part of the input, with counts and notes about them.
+
+    Each function of this module returns a new list with fewer or other documents, and with more
+    counts and notes.
 
     Attributes:
         part: The part's key.
         number: The number of the list in its part, from 0.
         is_last: Whether it is the last list of its part.
-        documents: The documents that are left.
-        counters: Numbers of documents that were read, dropped (by reason) or cut.
+        documents: The documents that have not been dropped.
+        counters: Counts by name, such as "documents_read", "dropped_empty" and "documents_cut".
+            Once documents are encoded, also "sentences", "tokens" and "unknown_tokens".
         dropped: Some of the dropped documents, as examples.
         source: The number of the source that the part belongs to.
         without_text: URLs of the part's ranges that have no text; only the last list has them.
-        overlaps: Id, place and overlap of each document that holds text of task files.
+        overlaps: For each document that holds text of task files, its id in hex, its place in the
+            input, and the overlap.
         unknown_words: Some of the words that were encoded with an [UNK], with their counts.
         keeps_dropped: Whether `dropped` has every dropped document with its whole text, and not
             only examples.
@@ -104,13 +109,13 @@ class DocumentList(Generic[DocumentKind]):
         counters: Mapping[str, int],
         empty: Iterable[tuple[str, str]] = (),
     ) -> "DocumentList[Any]":
-        """Returns this list with other documents, and with numbers added to its counters.
+        """Returns a copy of this list with other documents, and with numbers added to its counters.
 
         Args:
             documents: The documents of the new list.
-            counters: Numbers to add to the list's counters.
-            empty: Place and text of each document that was dropped because it was empty. Some of
-                them are added to `dropped`, the examples of dropped documents.
+            counters: Numbers to add to the list's counters, by name.
+            empty: For each document that was dropped because it was empty, its place in the input
+                and its text. Some of them are added to `dropped`.
         """
         summed = dict(Counter(self.counters) + Counter(counters))
         dropped = list(self.dropped)
@@ -129,17 +134,17 @@ def group_documents(
     examples: Sequence[DroppedDocument] = (),
     without_text: Sequence[str] = (),
 ) -> Iterator[DocumentList[Document]]:
-    """Yields a part's documents as lists, lazily; at least one list.
+    """Puts the documents of a part into lists, and yields them lazily.
 
-    A list ends with the document that brings it to `max_characters`. `malformed`, `examples` and
-    `without_text` are filled by the reader while `documents` is iterated, so only the last list
-    has what they hold.
+    A part without documents gives one empty list. The reader of the part fills `malformed`,
+    `examples` and `without_text` while `documents` is iterated. So their content is known only at
+    the end, and goes into the last list.
 
     Args:
         part: The part.
-        documents: Its documents, as they are read.
+        documents: The documents of the part, as they are read.
         malformed: Numbers of documents that the reader skipped, by reason.
-        max_characters: A list is not added to once its texts have this many characters.
+        max_characters: A list is complete once its texts have this many characters or more.
         examples: Some of the skipped documents.
         without_text: URLs of the part's ranges that have no text.
     """
@@ -187,14 +192,15 @@ def clean_documents(
 def filter_documents(
     documents: DocumentList[Document], chosen: DocumentFilter
 ) -> DocumentList[Document]:
-    """Drops the documents for which a filter has a reason, and counts each as dropped_REASON.
+    """Drops documents by the build's filter, and counts them by reason as "dropped_REASON".
 
     Args:
         documents: Cleaned documents.
         chosen: The filter of the build.
 
     Raises:
-        ValueError: The filter gives more than 100 different reasons.
+        ValueError: The filter has more than 100 different reasons in one list, or a function of the
+            user fails.
     """
     kept: list[Document] = []
     examples = list(documents.dropped)
@@ -250,7 +256,10 @@ def split_documents(
 
 
 def sign_documents(documents: DocumentList[SplitDocument]) -> DocumentList[SplitDocument]:
-    """Adds to every document the signature by which near-duplicates are found."""
+    """Returns the list with a signature in each document (`pipeline.text.minhash`).
+
+    Near-duplicates are found by these signatures.
+    """
     signatures = sign_texts([" ".join(document.sentences) for document in documents.documents])
     signed = [
         dataclasses.replace(document, signature=signature.tobytes())
@@ -264,7 +273,8 @@ def encode_documents(
 ) -> DocumentList[TokenizedDocument]:
     """Encodes every sentence, and drops documents without any token.
 
-    Sentences without tokens are left out. Words with an [UNK] are counted, for the report.
+    Sentences without tokens are left out. Some words that were encoded with an [UNK] are noted in
+    `unknown_words`, because the report of the build shows examples of them.
 
     Args:
         documents: Documents as sentences.
@@ -335,7 +345,9 @@ def _cut_by_document(
 def _count_unknown_words(
     sentences: Sequence[str], tokens: IdArray, lengths: NDArray[np.uint32], encoder: Encoder
 ) -> Counter[str]:
-    """Counts words that were encoded with an [UNK], in the first 64 sentences that have one.
+    """Counts the words that were encoded with an [UNK], in the first 64 sentences with an [UNK].
+
+    A word that occurs several times in these sentences is counted each time.
 
     Args:
         sentences: The sentences of a list.
@@ -356,12 +368,13 @@ def _count_unknown_words(
 def find_task_texts(
     documents: DocumentList[TokenizedDocument], finder: WindowFinder, *, drops: bool
 ) -> DocumentList[TokenizedDocument]:
-    """Finds the documents that hold text of task files, notes them, and drops them if asked to.
+    """Finds the documents that hold text of task files, and notes them in `overlaps`.
 
     Args:
         documents: Encoded documents.
         finder: Finds sequences of words of the task files.
-        drops: Whether such documents are dropped; otherwise they are counted as LISTED.
+        drops: Whether such documents are dropped, and counted as "dropped_task_text". Otherwise
+            they are kept, and counted as "documents_listed".
     """
     overlaps = finder.find([document.tokens for document in documents.documents])
     kept: list[TokenizedDocument] = []

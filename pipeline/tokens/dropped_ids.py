@@ -1,7 +1,10 @@
-"""Reads dropped.ids, which lists the documents that filters over all documents leave out.
+"""Reads dropped.ids, which lists documents that were encoded and are then left out of the dataset.
 
-A document is left out because another dataset has it, or because it is a near-duplicate. Rows are
-grouped by the first byte of their ids (`pipeline.tokens.grouped_rows`).
+Most filters look at one document alone, before it is encoded. Two filters need the ids or the
+signatures of all documents, so they come later: they leave out documents that another dataset has
+(`EXCLUDED`) and near-duplicates of other documents (`NEAR_DUPLICATE`). dropped.ids holds the ids of
+the documents that they drop. Its rows are grouped by the first byte of the ids
+(`pipeline.tokens.grouped_rows`).
 """
 
 from collections.abc import Iterator
@@ -49,11 +52,14 @@ def iterate_dropped(folder: Folder, *, has_dropped: bool) -> Iterator[Rows]:
 
 
 def choose_dropped(rows: Rows, reasons: dict[str, npt.NDArray[np.bytes_]]) -> Rows:
-    """Returns the rows of dropped.ids for the documents to which a reason applies.
+    """Returns the rows that dropped.ids gets for some documents, sorted by id.
+
+    Documents to which no reason applies have no row. If several reasons apply, the row has the
+    first of `REASONS`.
 
     Args:
         rows: [D] rows of the index, sorted by id.
-        reasons: For each reason the ids to which it applies, as fixed strings of 16 bytes.
+        reasons: For each reason an array of the ids to which it applies, as strings of 16 bytes.
     """
     keys = id_keys(rows)
     dropped = np.empty(len(rows), DROPPED_DTYPE)
@@ -69,7 +75,7 @@ def choose_dropped(rows: Rows, reasons: dict[str, npt.NDArray[np.bytes_]]) -> Ro
 
 
 def reason_numbers(rows: Rows, dropped: Rows) -> npt.NDArray[np.uint8]:
-    """Returns the number of the reason for which each document is dropped: [D].
+    """Returns for each document why it is dropped, as an index in `REASONS`: [D] uint8.
 
     The number is len(REASONS) for documents that are kept.
 

@@ -1,8 +1,11 @@
-"""Writes and reads files of rows of equal size, in 256 groups by one byte of each row.
+"""Writes and reads grouped files: rows of equal size, in 256 groups by a byte of each row.
 
-A file begins with a table of the number of each group's first row, so that one request can read
-any range of groups. If rows are grouped by the first byte of a hash, a 256th of them is in memory
-at a time. `open_groups` fetches many files once, and keeps their rows on this machine's disk.
+The byte is usually the first byte of a hash, such as a document's id. Then each group has about a
+256th of the rows, and only one group needs to be in memory at a time.
+
+A file begins with a table that has the number of the first row of each group, so that one request
+can read any range of groups. `open_groups` fetches many files once, and keeps their rows on this
+machine's disk.
 """
 
 import contextlib
@@ -28,10 +31,10 @@ Rows = npt.NDArray[np.void]
 
 
 def is_first(*columns: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Returns whether each row differs from the row before it in any column: [D] bool.
+    """Returns for each row whether it is the first one with its values: [D] bool.
 
     Args:
-        columns: Columns of D rows, which are sorted by these columns.
+        columns: Columns of D rows. Rows with equal values must follow each other.
     """
     differs = np.zeros(len(columns[0]), np.bool_)
     differs[:1] = True
@@ -73,7 +76,10 @@ def write_groups(folder: Folder, name: str, groups: Iterable[Rows]) -> None:
 
 
 def read_bounds(folder: Folder, name: str) -> npt.NDArray[np.int64]:
-    """Returns the first row of each group of a file, and at the end the number of rows: [257].
+    """Reads the table at the beginning of a grouped file.
+
+    Returns:
+        The number of the first row of each group, and at the end the number of all rows: [257].
 
     Raises:
         ValueError: The file is missing, cut or damaged.
@@ -86,9 +92,9 @@ def read_bounds(folder: Folder, name: str) -> npt.NDArray[np.int64]:
 
 @contextlib.contextmanager
 def named_loss(where: str) -> Iterator[None]:
-    """Turns errors about a file that is missing or cut into a ValueError that says what to do.
+    """Raises a ValueError that says what to do, if the context finds a file missing or too short.
 
-    Runners pass a ValueError on from their workers.
+    The error is a ValueError because runners pass this class on from their workers unchanged.
 
     Args:
         where: The URL of the file.
@@ -106,7 +112,15 @@ def named_loss(where: str) -> Iterator[None]:
 
 
 def _parse_bounds(head: bytes, where: str) -> npt.NDArray[np.int64]:
-    """Returns the bounds of the groups, which must ascend from 0: [257]."""
+    """Parses the table at the beginning of a grouped file, as `read_bounds` returns it: [257].
+
+    Args:
+        head: At least the first HEAD_BYTES bytes of the file.
+        where: The URL of the file, for messages.
+
+    Raises:
+        ValueError: The numbers do not ascend from 0.
+    """
     bounds = np.frombuffer(head, _STARTS_DTYPE, NUM_GROUPS + 1).astype(np.int64)
     if bounds[0] or np.any(np.diff(bounds) < 0):
         raise ValueError(f"{where}: its groups do not ascend: damaged; {_REMEDY}")
@@ -148,7 +162,7 @@ def parse_rows(data: bytes, dtype: np.dtype[Any], where: str) -> tuple[Rows, npt
         where: The URL of the file, for messages.
 
     Returns:
-        [D] all rows, and [257] the first row of each group with the number of rows at the end.
+        All rows: [D]. And the bounds of the groups as `read_bounds` returns them: [257].
 
     Raises:
         ValueError: The file is cut or damaged.
@@ -170,7 +184,7 @@ class LocalGroups:
         folder: The folder that the files are from.
         dtype: The type of a row.
         descriptor: An open local file with the rows of all files, one file after another.
-        bounds: [F, 257] the first row of each group in each file, and the file's number of rows.
+        bounds: [F, 257] for each file the bounds of its groups, as `read_bounds` returns them.
     """
 
     folder: Folder
@@ -179,10 +193,10 @@ class LocalGroups:
     bounds: npt.NDArray[np.int64]
 
     def __iter__(self) -> Iterator[Rows]:
-        """Yields the rows of each of the 256 groups, in the order of the files.
+        """Yields 256 arrays: for each group its rows from all files, file after file.
 
-        Two columns are added: `file` is the number of the row's file, and `number` the number of
-        the row in that file.
+        Two columns are added to the rows. `file` is the number of the file that the row is from,
+        and `number` is the number of the row in that file.
         """
         first_of_file = np.cumsum(self.bounds[:, -1]) - self.bounds[:, -1]
         places = self.bounds + first_of_file[:, None]  # bounds as rows of the local file
@@ -203,7 +217,12 @@ class LocalGroups:
             yield rows
 
     def _read_places(self, starts: npt.NDArray[np.int64], stops: npt.NDArray[np.int64]) -> Rows:
-        """Reads ranges of rows of the local file, and joins them."""
+        """Reads ranges of rows of the local file, and returns all their rows in one array.
+
+        Args:
+            starts: [F] the first row of each range.
+            stops: [F] one past the last row of each range.
+        """
         size = self.dtype.itemsize
         chunks: list[bytes] = []
         for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):

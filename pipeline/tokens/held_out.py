@@ -1,7 +1,9 @@
-"""Chooses the validation documents: those with the lowest ids of each source, up to a share.
+"""Chooses the documents that are held out from training, for validation.
 
-docs/format.md, section 6 has the rules. The choice depends neither on lengths, passes and weights,
-nor on how the work is divided. Copies of a document are in the same split as the document.
+Each source gives its documents with the lowest ids, up to a share of its tokens. Ids are hashes, so
+this is a random sample. docs/format.md, section 6 has the rules. The choice does not depend on the
+lengths of instances, on the number of passes, on the weights of sources, or on how the work is
+divided. Copies of a document are in the same split as the document.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,17 +36,18 @@ LEAST_DOCUMENTS = 4
 class SourceTotals:
     """Counts of the distinct documents of one source.
 
-    A document that several sources hold counts for the first of them. Documents that filters over
-    all documents left out are counted in `dropped` alone.
+    A document that several sources hold counts for the first of them. A document is kept unless
+    dropped.ids lists it (`pipeline.tokens.dropped_ids`).
 
     Attributes:
-        documents: Number of distinct documents.
-        duplicates: Number of further copies of any document.
-        cleaned_bytes: Bytes of their cleaned text.
-        tokens: Number of their tokens.
-        dropped: Numbers of documents that filters over all documents left out, by reason.
-        lowest_ids: Ids, in hex, of the documents that may be held out for validation, ascending.
-        lowest_tokens: Number of tokens of each of these.
+        documents: Number of distinct documents that are kept.
+        duplicates: Number of further copies of any document, whether it is kept or dropped.
+        cleaned_bytes: Bytes of the cleaned text of the kept documents.
+        tokens: Number of tokens of the kept documents.
+        dropped: Number of distinct documents that dropped.ids lists, by reason.
+        lowest_ids: Ids in hex of the kept documents with the lowest ids, ascending. They are as
+            many as may be needed for validation (`find_lowest`).
+        lowest_tokens: For each of `lowest_ids` the number of the document's tokens.
     """
 
     documents: int = 0
@@ -61,10 +64,11 @@ class HeldOutSource:
     """The documents of one source that are held out for validation.
 
     Attributes:
-        documents: Number of documents.
+        documents: Number of these documents.
         tokens: Number of their tokens.
-        last_id: The highest of their ids, in hex; None if there are none. All documents up to this
-            id are held out, except those that are too long.
+        last_id: The highest of their ids, in hex; None if there are none. A document of the source
+            is held out if its id is not higher than this, and it has at most
+            `most_document_tokens`.
     """
 
     documents: int = 0
@@ -77,8 +81,8 @@ class HeldOut:
     """The validation documents.
 
     Attributes:
-        ids: Their ids, ascending, 16 bytes each.
-        sources: What each source gives, by its number.
+        ids: The ids of all validation documents, ascending and end to end, 16 bytes each.
+        sources: For each source, by its number, the documents that are held out of it.
     """
 
     ids: bytes
@@ -86,10 +90,10 @@ class HeldOut:
 
 
 def wanted_tokens(total: int, fraction: float, most_tokens: int) -> int:
-    """Returns the number of tokens to hold out.
+    """Returns the number of tokens to hold out of all sources together.
 
-    It is `fraction` of all tokens, but not less than 20,000 tokens or 5 % of all tokens, whichever
-    is less.
+    It is `fraction` of all tokens, or a minimum if that is more. The minimum is 20,000 tokens, or 5
+    % of all tokens if that is less. The result is never more than `most_tokens`.
 
     Args:
         total: The number of tokens of all sources.
@@ -119,9 +123,11 @@ def most_document_tokens(source_tokens: int, fraction: float, most_tokens: int) 
 def choose_held_out(sources: Sequence[SourceTotals], fraction: float, most_tokens: int) -> HeldOut:
     """Chooses the validation documents of a corpus (docs/format.md, section 6).
 
-    Every source gives its first document, by id, and then others until it has given its share of
-    the tokens to hold out. Documents that are too long are passed over. Nothing is held out if
-    fewer than two documents could be.
+    Every source gives the document with its lowest id, and then those with the next ids until it
+    has given its share of the tokens to hold out. Documents with more than `most_document_tokens`
+    are passed over. Sources whose first document would exceed `most_tokens` give nothing. Nothing
+    at all is held out if the corpus has fewer than 4 documents, or if only one document could be
+    held out.
 
     Args:
         sources: The counts of all sources.
@@ -158,9 +164,10 @@ def choose_held_out(sources: Sequence[SourceTotals], fraction: float, most_token
 def find_lowest(
     groups: Iterable[Rows], source_tokens: Sequence[int], most_tokens: int
 ) -> list[Rows]:
-    """Finds the documents with the lowest ids of each source: enough for any share to hold out.
+    """Finds the documents with the lowest ids of each source, from which `choose_held_out` chooses.
 
-    No more groups are read than are needed.
+    They are enough for any fraction that is held out of at most `most_tokens` tokens. Groups are
+    read only until every source has enough documents.
 
     Args:
         groups: Rows of distinct documents, in groups that ascend by id.
@@ -168,7 +175,8 @@ def find_lowest(
         most_tokens: The most tokens that may be held out of all sources together.
 
     Returns:
-        For each source rows with the columns high, low and tokens, sorted by id.
+        For each source, rows with the columns high and low (the halves of the id) and tokens,
+        sorted by id.
     """
     lowest: list[Rows] = [np.zeros(0, _LOWEST_DTYPE)] * len(source_tokens)
     columns = list(_LOWEST_DTYPE.names or ())
@@ -196,7 +204,7 @@ def find_lowest(
 
 
 def is_held_out(rows: Rows, held_out: bytes) -> npt.NDArray[np.bool_]:
-    """Returns whether each document is held out for validation: [D] bool.
+    """Returns for each document whether it is held out for validation: [D] bool.
 
     Args:
         rows: [D] rows of documents or of copies of documents.
@@ -215,13 +223,16 @@ def _list_documents(
 ) -> tuple[list[str], npt.NDArray[np.int64]]:
     """Lists the documents of a source that may be held out, in the order of their ids.
 
+    At least two documents of the source stay for training. The listed documents together have at
+    most a tenth of the source's tokens, or `fraction` of them if that is more.
+
     Args:
         source: The counts of the source.
         fraction: The share of tokens to hold out.
         most_tokens: The most tokens to hold out.
 
     Returns:
-        The ids of K documents in hex, and [K] the running sums of their tokens.
+        The ids of K documents in hex, and the running sums of their tokens: [K].
     """
     longest = most_document_tokens(source.tokens, fraction, most_tokens)
     pairs = zip(source.lowest_ids, source.lowest_tokens, strict=True)
@@ -263,10 +274,10 @@ def _choose_numbers(
 
 
 def _choose_firsts(sums: Sequence[npt.NDArray[Any]], most_tokens: int) -> list[int]:
-    """Returns the numbers of the sources that give their first document.
+    """Returns the numbers of the sources that hold out their first document.
 
-    The sources with the shortest first documents come first, as long as all of these documents
-    together have at most `most_tokens`.
+    Sources are taken in the order of the lengths of their first documents, the shortest first. A
+    source is left out if its document and those taken before have more than `most_tokens` tokens.
 
     Args:
         sums: For each source the running sums of the tokens of the documents that may be held out.

@@ -1,4 +1,8 @@
-"""Finds the ids of documents that a person names: by digits of ids, by a place, or by a text."""
+"""Finds the ids of the documents that a person means.
+
+A person may give the first digits of an id, the place that a document was read from, or the whole
+text of a document.
+"""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -34,10 +38,14 @@ class DocumentPlace:
 
 
 def parse_name(name: str) -> str | DocumentPlace:
-    """Returns the beginning of an id, or the place, that a person wrote.
+    """Parses the name of a document, as a person writes it in a command.
+
+    Returns:
+        The name itself if it is the beginning of an id: 16 to 32 hex digits in lower case.
+        Otherwise the source and the place that SOURCE:PLACE names.
 
     Raises:
-        ValueError: It is neither.
+        ValueError: The name has neither form.
     """
     if _ID_START.fullmatch(name):
         return name
@@ -51,9 +59,10 @@ def parse_name(name: str) -> str | DocumentPlace:
 
 
 def find_ids(dataset: Dataset, id_start: str) -> list[str] | None:
-    """Returns the ids of a dataset's documents that begin with some digits, by a few small reads.
+    """Returns the ids of a dataset's documents that begin with the digits `id_start`.
 
-    Documents that are held out for validation are found as well.
+    documents.ids is searched by bisection, so only a few small ranges of it are read. Documents
+    that are held out for validation are found as well.
 
     Args:
         dataset: The dataset.
@@ -87,19 +96,24 @@ def find_ids(dataset: Dataset, id_start: str) -> list[str] | None:
 
 
 def find_at_place(dataset: Dataset, tokens: EncodedDocuments, place: DocumentPlace) -> list[str]:
-    """Returns the ids of the documents that a dataset's build read at a place.
+    """Returns the ids of the documents that a dataset's build read at a place of its input.
 
-    All places of the dataset are read, some seconds for ten million documents. The folders that a
-    place begins with may be left out. A document that was cut because of its length has several
-    ids.
+    The places of all documents are read, which takes some seconds for ten million documents. A
+    document that was cut because of its length has several ids.
 
     Args:
         dataset: The dataset.
-        tokens: Its encoded documents.
-        place: The source and the place.
+        tokens: The encoded documents of the dataset.
+        place: The source and the place. The place may lack its first folders, so "b.txt:3" finds
+            "news/b.txt:3".
+
+    Returns:
+        The ids in hex, ascending. The list is empty if the dataset has no source of this name, or
+        no document from this place.
 
     Raises:
-        ValueError: The dataset has no such source, or a file is missing or damaged.
+        FileNotFoundError: A part's file of places is missing.
+        ValueError: A part's file of places is damaged.
     """
     names = [str(source["name"]) for source in dataset.manifest.sources]
     if place.source not in names:
@@ -111,7 +125,18 @@ def find_at_place(dataset: Dataset, tokens: EncodedDocuments, place: DocumentPla
 
 
 def _ids_in_part(tokens: EncodedDocuments, source: int, place: str, part: str) -> list[str]:
-    """Returns the ids of a part's documents that are from a place of a source."""
+    """Returns the ids of the documents of a part that are from a place of the input.
+
+    Args:
+        tokens: The encoded documents.
+        source: The number of the source.
+        place: The place, which may lack its first folders.
+        part: The name of the part.
+
+    Raises:
+        FileNotFoundError: The file of places is missing.
+        ValueError: The file of places is damaged.
+    """
     where = tokens.folder.locate(f"{part}.places")
     with tokens.folder.open(f"{part}.places") as file, named_damage(where, _REMEDY):
         table = open_parquet(file).read(use_threads=False)
@@ -123,10 +148,11 @@ def _ids_in_part(tokens: EncodedDocuments, source: int, place: str, part: str) -
 
 
 def ids_of_text(dataset: Dataset, text: str, where: str) -> set[str]:
-    """Returns the ids that a dataset's build gives a document of this text.
+    """Returns the ids that a document with this text has in a dataset.
 
-    A document of more than 8 MiB is cut at sentences, so it has several ids, which depend on the
-    language of its source. Then the ids for all languages of the dataset are returned.
+    There is one id, unless the text has more than 8 MiB. A longer document is cut between sentences
+    into several documents. Where sentences end depends on the language of the source, so the ids
+    for every language of the dataset are returned.
 
     Args:
         dataset: The dataset.

@@ -1,10 +1,12 @@
 """Finds near-duplicates of documents, by their signatures alone.
 
-Documents whose signatures (pipeline.text.minhash) agree on a band are grouped under the band's key.
-In a group, sorted by id, each document is compared with the first LEADERS documents. It is dropped
-if its estimated similarity to one of these, with a smaller id, reaches the threshold. So the result
-does not depend on the order of the input, the smallest id of a cluster always stays, and the cost
-per document is bounded however large a group is.
+A signature (`pipeline.text.minhash`) is divided into bands, and each band has a key. Documents with
+the same key of a band form a group. The documents of a group are sorted by id, and the first
+LEADERS of them are its leaders. Each document is compared with the leaders that have a smaller id.
+It is a near-duplicate if its estimated similarity to one of them reaches the threshold.
+
+So the result does not depend on the order of the input. The document with the smallest id of its
+groups is always kept. The cost per document is bounded, however large a group is.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,10 +52,12 @@ _PAIRS_AT_ONCE = 1 << 16
 class SimilarityRule:
     """The rule by which two documents are near-duplicates.
 
+    Two documents are compared only if their signatures agree on a whole band.
+
     Attributes:
-        bands: Number of bands that a signature is cut into.
-        rows: Number of places of a signature in a band.
-        matches: Number of places in which the signatures of two near-duplicates agree, at least.
+        bands: Number of bands that a signature is divided into.
+        rows: Number of places of a signature in each band.
+        matches: The least number of places at which the sketches of two near-duplicates are equal.
     """
 
     bands: int
@@ -79,7 +83,7 @@ def pack_signatures(documents: Sequence[TokenizedDocument]) -> bytes:
 
 
 def pack_bands(signed: Rows, rule: SimilarityRule) -> bytes:
-    """Returns a grouped file with one row per document and band.
+    """Returns the content of a grouped file with a row of BANDED_DTYPE for each document and band.
 
     Rows are grouped by the first byte of the band's key (`pipeline.tokens.grouped_rows`).
 
@@ -99,15 +103,15 @@ def pack_bands(signed: Rows, rule: SimilarityRule) -> bytes:
 
 
 def find_near_duplicates(banded: Rows, min_matches: int) -> Rows:
-    """Finds the near-duplicates among documents that share keys.
+    """Finds the near-duplicates among documents whose bands have the same keys.
 
     Args:
-        banded: All rows of some keys, in any order.
-        min_matches: In how many places the signatures of near-duplicates agree, at least.
+        banded: Rows of BANDED_DTYPE in any order. If they have one row of a key, they have all.
+        min_matches: The least number of places at which the sketches of near-duplicates are equal.
 
     Returns:
-        One row for each document that resembles a document with a smaller id, sorted by id: its
-        id, the smallest id of such other documents, and the number of matches with that one.
+        One row of FOUND_DTYPE for each near-duplicate, sorted by id. If it resembles several
+        leaders, the row has the one with the smallest id.
     """
     order = np.lexsort((banded["low"], banded["high"], banded["key"]))
     order = order[is_first(*(banded[name][order] for name in ("key", "high", "low")))]
@@ -127,8 +131,8 @@ def find_near_duplicates(banded: Rows, min_matches: int) -> Rows:
 def keep_smallest(found: Rows) -> Rows:
     """Keeps one row for each near-duplicate, and sorts the rows by its id.
 
-    A row has the id of a near-duplicate, and the id of another document that it resembles. Among
-    the rows of one near-duplicate, the row with the smallest id of the other document is kept.
+    A row has the id of a near-duplicate, and the id of another document that it resembles. If a
+    near-duplicate has several rows, the one whose other document has the smallest id is kept.
 
     Args:
         found: Rows of FOUND_DTYPE, in any order.
@@ -145,17 +149,20 @@ def _similar_pairs(
     starts: npt.NDArray[np.int64],
     min_matches: int,
 ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-    """Yields pairs of similar documents with the same key, leader by leader.
+    """Yields pairs of similar documents with the same key.
+
+    All documents are compared with the first leader of their group, then the others with the second
+    one, and so on. A document is in at most one pair for each key.
 
     Args:
         sketches: The sketch of each row.
-        order: [D] rows sorted by key and id.
-        starts: [D] for each place in `order`, the first place with the same key.
-        min_matches: In how many places the signatures of near-duplicates agree, at least.
+        order: [D] the numbers of the rows, sorted by key and then by id.
+        starts: [D] for each index in `order`, the first index with the same key.
+        min_matches: The least number of places at which two similar sketches are equal.
 
     Yields:
-        The later document of each pair and its leader, both as places in `order`, and the number
-        of their matches.
+        For each leader three arrays, with one entry per pair: the document's index in `order`, the
+        leader's index in `order`, and the number of places at which their sketches are equal.
     """
     place_in_group = np.arange(len(order)) - starts
     unmatched = np.flatnonzero(place_in_group > 0)

@@ -1,12 +1,12 @@
 """Finds where documents come from by their ids, and lists documents that hold text of task files.
 
-Task files are the test sets that the user names by --task_files (docs/input.md).
+Each token part NAME has a Parquet file `NAME.places`. It has a row for each document with the place
+in the input that the document was read from, such as FILE:LINE. The rows are in the order of
+`NAME.index`. To find a document by its id, only the parts with ids of the same prefix are read: of
+each, a few rows of the index and then one row group of `NAME.places`.
 
-Each token part NAME has a file `NAME.places` (Parquet). It says of each document from which place
-of the input it is, in the order of the part's index. To find a document by its id, only parts with
-ids of the same prefix are looked into: a few rows of the index are read, and then one row group of
-`NAME.places`. `NAME.overlaps` has one line of JSON for each document of the part that holds text of
-task files.
+Task files are the test sets that the user names by --task_files (docs/input.md). `NAME.overlaps`
+has one line of JSON for each document of the part that holds text of task files.
 """
 
 import io
@@ -76,8 +76,8 @@ class FoundDocument:
         sentences: Number of its sentences.
         tokens: Number of its tokens.
         part: Name of its token part.
-        offset: Its first byte in the part's tokens.
-        size: Number of its bytes there.
+        offset: The offset of its record in the part's `.tokens` file, in bytes.
+        size: The length of this record in bytes.
     """
 
     id: bytes
@@ -119,9 +119,9 @@ def pack_places(documents: Sequence[TokenizedDocument]) -> bytes:
 
 
 def writable(place: str) -> str:
-    """Returns a place of the input as it may be written into a file.
+    """Returns a place of the input in a form that may be written into files.
 
-    Secrets are hidden. Bytes of a file name that are not UTF-8 become question marks.
+    Secrets in a URL are hidden. Bytes of a file name that are not UTF-8 become question marks.
     """
     return hide(place).encode(errors="replace").decode()
 
@@ -129,11 +129,11 @@ def writable(place: str) -> str:
 def pack_overlaps(overlaps: Sequence[tuple[str, str, Overlap]]) -> bytes:
     """Returns the content of a part's file `NAME.overlaps`, one line of JSON for each document.
 
-    A line is a list: the document's id and place, the place of the text in a task file, and the
-    words that both hold.
+    A line is a list of four texts: the document's id, the place of the document, the place of the
+    shared text in a task file, and the shared words.
 
     Args:
-        overlaps: The id in hex and the place of each document, and its overlap with a task file.
+        overlaps: For each document its id in hex, its place, and its overlap with a task file.
     """
     rows = (
         (document_id, writable(where), writable(overlap.place), overlap.words)
@@ -151,7 +151,8 @@ def write_overlaps(
         tokens: The folder of token parts. A part without overlaps has no file of overlaps.
         part_names: Names of the parts.
         output: The folder that the table is written into.
-        expected: The number of documents that were counted as overlapping: the table's rows.
+        expected: The number of documents with an overlap, as tokens.json counts them. The table has
+            one row for each of them.
 
     Raises:
         ValueError: The number of rows is not `expected`, or a file is damaged.
@@ -232,8 +233,8 @@ def find_documents(
         id_starts: Beginnings of ids: 8 to 32 hex digits each.
 
     Returns:
-        A list of copies for each entry of `id_starts`, sorted by id. If several copies have the
-            same id, the build uses the first.
+        For each entry of `id_starts` a list of documents and of their copies, sorted by id. If
+        several have the same id, the build uses the first of them.
 
     Raises:
         ValueError: A beginning is not 8 to 32 hex digits, or a file is missing or damaged.
@@ -333,17 +334,17 @@ def format_place(manifest: Manifest, document: FoundDocument) -> str:
 def _find_in_range(
     tokens: EncodedDocuments, id_starts: tuple[str, ...], name: str, start: int, stop: int
 ) -> list[tuple[str, FoundDocument]]:
-    """Finds documents among rows `start` to `stop` - 1 of a part's index.
+    """Finds the documents with some ids among rows `start` to `stop` - 1 of a part's index.
 
     Args:
         tokens: The encoded documents.
-        id_starts: Beginnings of ids in hex; documents with one of them are returned.
+        id_starts: Beginnings of ids in hex. Documents whose id begins with any of them are found.
         name: The name of the part.
         start: The first row.
         stop: One past the last row.
 
     Returns:
-        For each document the name of the part, and the document.
+        For each document that was found, the name of the part and the document.
 
     Raises:
         ValueError: A file is damaged, or the places are not those of the index.
