@@ -2,7 +2,7 @@
 
 The names below are public, as in `from tokenizer import learn_vocabulary`. Each is imported when
 it is first asked for, so `import tokenizer` takes no time. Everything else in this package is
-private and may move without notice; docs/architecture.md shows its rooms.
+private and may move without notice.
 """
 
 from importlib import import_module
@@ -30,5 +30,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Returns the public names, which `dir` and completion show."""
+    """Returns the names that `dir` and completion show, with public names not yet imported."""
     return [*globals(), *_MODULES]

@@ -20,8 +20,8 @@ LOG_SECONDS = 10.0
 class Progress:
     """Shows the progress of a run.
 
-    Rank 0 shows a bar with lines above it if it writes to a terminal, and only lines otherwise. The
-    other ranks show nothing.
+    On a terminal, rank 0 shows a bar with lines above it. In a log it writes only the lines. Other
+    ranks show nothing.
     """
 
     def __init__(
