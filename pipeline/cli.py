@@ -121,8 +121,8 @@ class VerifySettings(DatasetSettings):
     """Settings of `verify`, which reads a whole dataset once and says all that is wrong with it.
 
     Attributes:
-        deep: Whether every instance is also checked against BERT's rules (docs/parity.md). What is
-            drawn at random is then tested too, such as the share of [MASK] at masked positions.
+        deep: Whether every instance is also checked against BERT's rules (docs/parity.md), and
+            whether random draws are tested, such as the share of [MASK] among masked positions.
     """
 
     deep: bool = False
@@ -177,7 +177,7 @@ class ExportSettings(DatasetSettings):
             reads; parquet has a row for each instance, without padding.
         output: Folder or URL of the files. It must be empty. If it holds a part of the same export,
             the missing files are added.
-        split: The split that the instances are from. The instances of all its passes are written.
+        split: The split that the instances are from, with all of its passes.
         seq_len: Sequence length of the instances; null means the only one there is.
     """
 

@@ -20,10 +20,11 @@ class Document:
 
     Attributes:
         text: The text, with a line end after each paragraph.
-        where: The document's place for messages, such as "FILE:LINE".
-        is_split: Whether each line of the text is one sentence, so that it is not split further.
-        source: The name of a `Source`. Only documents of your own Beam pipeline have one; those of
-            files belong to the source of their file.
+        where: Where the document is from, such as "FILE:LINE", for messages and reports.
+        is_split: Whether each line of the text is one sentence. If so, lines are not split into
+            sentences.
+        source: The name of the document's `Source`, if your own Beam pipeline makes the document.
+            It is empty for a document of a file, which has the source of its file.
 
     Examples:
         ```python
@@ -45,11 +46,14 @@ _EXAMPLE_CHARACTERS = 200
 
 @dataclass(frozen=True)
 class DroppedDocument:
-    """An example of a document that was left out, for people to look at. It enters no hash.
+    """A document that was left out of a dataset, kept as an example for people to look at.
+
+    Examples are not covered by the hashes of a dataset.
 
     Attributes:
-        reason: The name of the counter that counts such documents, without "dropped_".
-        where: The document's place in the input.
+        reason: Why the document was left out. Such documents are counted under "dropped_" followed
+            by this name.
+        where: Where the document is in the input, such as "FILE:LINE".
         text: The beginning of the document, or all of it.
     """
 
@@ -61,14 +65,14 @@ class DroppedDocument:
 def add_example(
     examples: list[DroppedDocument], reason: str, where: str, text: str, keeps_all: bool = False
 ) -> None:
-    """Appends an example to the list, unless the list has enough examples of the same reason.
+    """Appends a dropped document to a list of examples, unless it has enough of the same reason.
 
     Args:
         examples: The list, which is changed.
-        reason: Why the document was dropped.
-        where: The document's place in the input.
-        text: The document, of which only the beginning is kept.
-        keeps_all: Whether every document is appended, with its whole text.
+        reason: Why the document was dropped, as a counter's name without "dropped_".
+        where: Where the document is in the input, such as "FILE:LINE".
+        text: The text of the document. Only its beginning is kept.
+        keeps_all: If True, the document is appended in any case, with its whole text.
     """
     if keeps_all:
         examples.append(DroppedDocument(reason, where, text))
@@ -77,8 +81,9 @@ def add_example(
 
 
 def _shorten(text: str) -> str:
-    """Returns the beginning of a text, with lone surrogates as question marks.
+    """Returns the beginning of a text, in a form that can be written as UTF-8.
 
-    A JSON string can hold half of a surrogate pair, but no file in UTF-8 can.
+    A string of JSON may hold half of a surrogate pair, which UTF-8 cannot express. It becomes a
+    question mark.
     """
     return text[:_EXAMPLE_CHARACTERS].encode(errors="replace").decode()

@@ -27,15 +27,16 @@ File = tuple[str, int]
 def choose_formats(
     files: Sequence[File], text_format: str, wrapping: str, storage_options: StorageOptions = None
 ) -> list[str]:
-    """Returns the format of each file.
+    """Returns the name of the format of each file.
 
-    An archive has the format "auto" as well, because its members are looked at when they are read.
+    If the user gave a format, all files have it. Otherwise each file is looked at. The result for
+    an archive is then "auto", because the format of each member is detected when it is read.
 
     Args:
         files: All files of a source.
         text_format: The format that the user gave, or "auto".
-        wrapping: How paragraphs of plain text end, one of `WRAPPINGS`. Files of one sentence per
-            line are looked for only if it is "auto".
+        wrapping: How paragraphs of plain text end, one of `WRAPPINGS`. With any value but "auto",
+            plain text is never taken for a file of one sentence per line.
         storage_options: Options of the files' filesystem.
 
     Raises:
@@ -54,7 +55,10 @@ def choose_formats(
 
 
 def _detect(file: File, storage_options: StorageOptions) -> str:
-    """Returns the format of one file by its name and first bytes, "auto" for an archive."""
+    """Returns the name of a file's format, as its name and its first bytes show it.
+
+    For an archive it is "auto", because each of its members may have another format.
+    """
     url, size = file
     head = read_head(url, size, storage_options)
     kind = archive_kind(url)
@@ -67,8 +71,14 @@ def _detect(file: File, storage_options: StorageOptions) -> str:
 def _has_sentence_lines(files: Sequence[File], storage_options: StorageOptions) -> bool:
     """Returns whether plain texts have one sentence per line, and blank lines between documents.
 
+    The first lines of at most 64 files are looked at. The result is the same for all files.
+
+    Args:
+        files: All plain texts of a source that are not empty.
+        storage_options: Options of the files' filesystem.
+
     Raises:
-        ValueError: Some files look like this, but the evidence is too weak to be sure.
+        ValueError: Some files look like this, but it is not certain, or other files do not.
     """
     sample = files[:: -(-len(files) // _NUM_FILES_LOOKED_AT)]
     looks = map_ahead(lambda file: _look(*file, storage_options), sample)
@@ -90,6 +100,6 @@ def _has_sentence_lines(files: Sequence[File], storage_options: StorageOptions) 
 
 
 def _look(url: str, size: int, storage_options: StorageOptions) -> Seen:
-    """Returns what the first lines of a file look like."""
+    """Counts in the first lines of a file what shows whether each line is a sentence."""
     head = read_head(url, size, storage_options, TAIL_BLOCK_BYTES + 1)
     return look_at_lines(head_to_text(head), is_whole=len(head) <= TAIL_BLOCK_BYTES)

@@ -51,7 +51,7 @@ class Dialect(NamedTuple):
 
     @property
     def has_nulls(self) -> bool:
-        r"""Returns whether a cell \N is MySQL's NULL, which is read as an empty text."""
+        r"""Whether a cell \N stands for NULL, as MySQL writes it. It is read as an empty text."""
         return self.has_backslashes and not self.has_quotes
 
     def describe(self) -> str:
@@ -64,7 +64,10 @@ class Dialect(NamedTuple):
         return f"{_NAMES[self.delimiter]} between cells, {quotes}"
 
     def options(self) -> dict[str, Any]:
-        """Returns the keyword arguments of `csv.reader` for lines that `prepare` has rewritten."""
+        """Returns the keyword arguments with which `csv.reader` reads this dialect.
+
+        The lines must be rewritten by `prepare` before.
+        """
         return {
             "delimiter": self.delimiter,
             "quoting": csv.QUOTE_MINIMAL if self.has_quotes else csv.QUOTE_NONE,
@@ -73,7 +76,7 @@ class Dialect(NamedTuple):
         }
 
     def prepare(self, line: str) -> str:
-        """Rewrites the backslashes of a line so that `csv.reader` reads what the writer meant."""
+        """Rewrites the backslashes of a line in the form that `csv.reader` understands."""
         if not self.has_backslashes or "\\" not in line:
             return line
         if self.has_quotes:
@@ -94,9 +97,10 @@ def _double_quote(found: re.Match[str]) -> str:
 
 
 def _unescape_letter(found: re.Match[str]) -> str:
-    r"""Rewrites an escape of PostgreSQL's COPY, as `csv.reader` can read it.
+    r"""Rewrites one backslash and its next character, as MySQL and PostgreSQL's COPY write them.
 
-    The letters \n become a backslash and a line end; \t and \r become spaces.
+    The pair \n becomes a backslash and a line end, which `csv.reader` takes for a line end within
+    the cell. The pairs \t and \r become spaces. Any other pair stays as it is.
     """
     return {"n": "\\\n", "t": " ", "r": " "}.get(found[1], found[0])
 
@@ -161,13 +165,13 @@ def split_rows(lines: Iterable[Line], url: str, *, checks_width: bool = True) ->
 
 
 def _read_rows(lines: Iterable[Line], dialect: Dialect, *, is_whole: bool = True) -> Iterator[Row]:
-    """Yields the rows in some lines, whatever their number of cells.
+    """Yields the rows of a file, or of its first lines. Rows may have any number of cells.
 
     Args:
-        lines: Lines from the beginning of a file.
+        lines: The lines, from the first one of the file on.
         dialect: How the rows are written.
-        is_whole: Whether these are all lines of the file. If not, the last row may be cut off in
-            the middle, and is left out.
+        is_whole: Whether `lines` are all lines of the file. If they are not, the last row is left
+            out, because its end may be missing.
     """
     csv.field_size_limit(records.MAX_DOCUMENT_BYTES)
     source = _Source(iter(lines), dialect)
@@ -203,13 +207,17 @@ def _read_row(reader: Any, source: "_Source") -> Row | None:
 
 
 class _Source:
-    """Gives the lines of a file to `csv.reader`, and remembers those of the current row.
+    """Iterates over the lines of a file for `csv.reader`, and remembers the lines of one row.
+
+    If the row turns out to be malformed, its lines but the first can be given back, so that they
+    are read again as further rows.
 
     Attributes:
         dialect: How the rows are written.
-        is_at_end: Whether the last line was given.
-        taken: The lines of the current row so far.
-        fault: What is wrong with the first bad line of the current row, or None.
+        is_at_end: Whether `csv.reader` has got the last line of the file.
+        taken: The lines that `csv.reader` has got since `begin_row` was called.
+        fault: The error of the first of these lines that is too long or not UTF-8; None if all are
+            sound.
     """
 
     def __init__(self, lines: Iterator[Line], dialect: Dialect) -> None:
@@ -225,9 +233,9 @@ class _Source:
         return self
 
     def __next__(self) -> str:
-        """Returns the next line as text with its line end, its backslashes rewritten.
+        r"""Returns the next line as text that ends in "\n", rewritten by `Dialect.prepare`.
 
-        If the line is too long or is not UTF-8, `fault` says so.
+        If the line is too long or is not UTF-8, `fault` becomes an error that says so.
         """
         line = self._given_back.popleft() if self._given_back else self._next_line()
         self.taken.append(line)
@@ -242,7 +250,7 @@ class _Source:
         return self.dialect.prepare(f"{text}\n")
 
     def _next_line(self) -> Line:
-        """Returns the next line of the file; raises StopIteration at the end."""
+        """Takes the next line that has not been read before; raises StopIteration at the end."""
         line = self._ahead
         if line is None:
             raise StopIteration
@@ -251,7 +259,7 @@ class _Source:
         return line
 
     def begin_row(self) -> None:
-        """Forgets the lines and the fault of the previous row."""
+        """Prepares for a new row: `taken` becomes empty, and `fault` None."""
         self.taken.clear()
         self.fault = None
 
@@ -270,11 +278,11 @@ def _decoding_error(data: bytes) -> BadDocumentError:
 
 
 def _take_beginning(lines: Iterable[Line]) -> tuple[list[Line], Iterator[Line] | None]:
-    """Splits off the first lines of a file, TAIL_BLOCK_BYTES of text or a little more.
+    """Splits the lines of a file into the first ones, of TAIL_BLOCK_BYTES or more, and the rest.
 
     Returns:
-        The first lines, and an iterator over the later lines. It is None if the file has fewer
-        bytes, so that the first lines are the whole file.
+        The first lines, and an iterator over the other lines. The iterator is None if the file has
+        fewer than TAIL_BLOCK_BYTES, so that the first lines are the whole file.
     """
     stream = iter(lines)
     beginning: list[Line] = []
@@ -290,14 +298,17 @@ def _take_beginning(lines: Iterable[Line]) -> tuple[list[Line], Iterator[Line] |
 def find_dialect(lines: Sequence[Line], url: str, *, is_whole: bool) -> Dialect:
     """Finds the dialect of a file from its first lines and its name.
 
-    It is the first dialect in which every row has as many cells as the header. If there is none, it
-    is the dialect with the most such rows.
+    The dialects that the name allows are tried one after another. The first one is taken in which
+    the header has two or more cells and every row has as many. If there is none, the dialect with
+    the most rows like the header is taken. For the extensions .tsv and .tab, `_find_tab_dialect`
+    decides first, if it can.
 
     Args:
-        lines: The first lines.
-        url: The file: .tsv means tabs, .psv bars; for .csv the rows decide.
-        is_whole: Whether these are all lines of the file. If not, the last row may be cut off in
-            the middle, and does not count.
+        lines: The first lines of the file.
+        url: The file. The extension .tsv or .tab means tabs between cells, and .psv means bars.
+            With .csv any delimiter is tried.
+        is_whole: Whether `lines` are all lines of the file. If they are not, the last row does not
+            count, because its end may be missing.
     """
     delimiter = _SUFFIXES.get(plain_suffix(url), "")
     if delimiter == "\t":
@@ -330,7 +341,14 @@ class _Trial(NamedTuple):
 
 
 def _try_dialect(lines: Sequence[Line], dialect: Dialect, is_whole: bool) -> _Trial:
-    """Reads the first rows of a file in a dialect, and counts those that fit the header."""
+    """Reads the first rows of a file in a dialect, and counts the rows that are like the header.
+
+    Args:
+        lines: The first lines of the file.
+        dialect: The dialect.
+        is_whole: Whether `lines` are all lines of the file. If they are not, the last row does not
+            count.
+    """
     rows = list(islice(_read_rows(lines, dialect, is_whole=is_whole), _MOST_ROWS))
     width = len(rows[0].cells) if rows else 0
     num_fitting = sum(not row.error and len(row.cells) == width for row in rows)
@@ -342,10 +360,11 @@ def _try_dialect(lines: Sequence[Line], dialect: Dialect, is_whole: bool) -> _Tr
 
 
 def _find_tab_dialect(lines: Sequence[Line], is_whole: bool) -> Dialect | None:
-    r"""Returns the dialect of a file with tabs, or None if its rows do not decide.
+    r"""Returns the dialect of a file with tabs between cells, or None if it is not clear.
 
-    A cell \N is a sign of MySQL. Other files with tabs rarely use quotes, so quotes are ordinary
-    characters unless the rows show that they are needed.
+    A file with a cell \N was written by MySQL. In other files quotes are ordinary characters,
+    unless the rows show that they enclose cells. The result is None if rows differ in their number
+    of cells when quotes are ordinary characters.
     """
     if any(_NULL_CELL.search(line.data.decode(errors="replace")) for line in lines):
         return _ESCAPED_TABS
@@ -360,15 +379,16 @@ def _find_tab_dialect(lines: Sequence[Line], is_whole: bool) -> Dialect | None:
 
 
 def _needs_quotes(quoted_rows: Sequence[list[str]], plain_rows: Sequence[list[str]]) -> bool:
-    """Returns whether quotes in a file with tabs are quoting, and not ordinary characters.
+    """Returns whether double quotes in a file with tabs enclose cells, as in RFC 4180.
 
-    They are quoting if a cell holds a character that has to be quoted, or if all cells of a column
-    but its name are in quotes.
+    They do if a cell that is read so holds a character that only an enclosed cell can hold: a quote
+    or, in a file of one column, a line end. They also do if all cells of a column are in quotes,
+    apart from its name in the header; but three rows or fewer do not show this.
 
     Args:
-        quoted_rows: The first rows, read with quotes around cells.
-        plain_rows: The same rows, read with quotes as ordinary characters. All rows have equally
-            many cells.
+        quoted_rows: The cells of the first rows, read as if quotes enclosed cells.
+        plain_rows: The cells of the first rows, read as if quotes were ordinary characters. All
+            rows have the same number of cells.
     """
     # A line end within a cell counts only if there is a single column. With several columns, both
     # lines are whole rows without quoting, so they are two rows with a stray quote in each.
@@ -391,7 +411,10 @@ def _is_in_quotes(cell: str) -> bool:
 
 
 def split_csv(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
-    """Yields a record for every row but the header: a JSON object of the cells by column name."""
+    """Yields a record for every row but the header.
+
+    The data of a record are a JSON object that maps the names of the columns to the row's cells.
+    """
     rows = split_rows(lines, file_range.url)
     header = next(rows, None)
     names = header.cells if header else []
@@ -403,10 +426,10 @@ def split_csv(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
 
 
 def _to_json(names: Sequence[str], cells: Sequence[str]) -> bytes:
-    """Returns a JSON object of the cells by column name.
+    """Returns a JSON object that maps the names of the columns to the cells of a row.
 
-    If two columns have the same name, the object has this name twice. `parse_jsonl` refuses the
-    object if the text is in such a column.
+    If two columns have the same name, the object has this name twice. `parse_jsonl` refuses such an
+    object if the name is that of the column with the text.
     """
     if len(set(names)) == len(names):
         return json.dumps(dict(zip(names, cells, strict=True))).encode()

@@ -1,15 +1,16 @@
 """The table of formats, and the functions that depend on a file's format.
 
-A file may be cut into byte ranges. Every document belongs to exactly one range, however the file is
-cut. It is the range that holds:
+A file may be cut into byte ranges, which different tasks read. Every document belongs to exactly
+one range, however the file is cut. Which byte of the file decides, depends on the format:
 
-- for lines, files, `<doc ...>` and `<page>`: the first byte of that line, file or tag. In bzip2 it
-  is the first byte of the compressed stream that holds the tag.
-- for texts between blank lines: the last blank line before the text. The first text of a file
-  belongs to the range with byte 0.
-- for a member of a zip: the member's header.
-- for row group i of n of a Parquet file: the byte i * size // n.
-- for UTF-16 and all other formats: byte 0, so one range has the whole file.
+- A line belongs to the range that holds its first byte. So does a document that begins with the tag
+  `<doc ...>` or `<page>`. In a bzip2 file of `<page>` tags, the first byte of the compressed stream
+  that holds the tag decides.
+- A text between blank lines belongs to the range that holds the start of the last blank line before
+  it. The first text of a file belongs to the range with byte 0.
+- A member of a zip archive belongs to the range that holds the start of the member's header.
+- Row group i of the n groups of a Parquet file belongs to the range with the byte i * size // n.
+- A file of any other format, or in UTF-16, belongs as a whole to the range with byte 0.
 
 docs/architecture.md shows how a format is added.
 """
@@ -55,7 +56,7 @@ FORMATS = _load_formats()
 
 
 def format_of(record: Record, file_range: FileRange) -> Format:
-    """Returns the format of a record: the one of its archive member, otherwise the file's."""
+    """Returns the format of a record: that of the archive's member, or that of the file."""
     return FORMATS[record.format or file_range.format]
 
 
@@ -77,9 +78,10 @@ def parse_record(record: Record, file_range: FileRange, text_field: str) -> str:
 
 
 def may_be_cut(text_format: str, url: str) -> bool:
-    """Returns whether a file may be cut into ranges.
+    """Returns whether a file may be cut into byte ranges.
 
-    A zip archive may be, as it has a list of its members; a tar archive has none.
+    A zip archive may be cut between its members, because its directory says where they are. A tar
+    archive has no directory, and is never cut.
     """
     if is_archive(url):
         return archive_kind(url) == "zip"

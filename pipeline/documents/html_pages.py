@@ -1,7 +1,7 @@
 """Makes text of HTML: finds the encoding of a page's bytes, and the main text of the page.
 
-Servers often name an encoding that is not the page's. The encodings named by the header and by the
-page are therefore checked against the bytes. If neither fits, resiliparse's detector decides.
+Servers often name a wrong encoding. The encodings that the HTTP header and the page itself name are
+therefore checked against the bytes. If neither fits, resiliparse's detector decides.
 """
 
 import codecs
@@ -86,9 +86,12 @@ def extract_text(html: str) -> str:
 
 
 def _known_encodings(labels: Iterable[str | None]) -> Iterable[str]:
-    """Returns Python's names of the encodings that pages call by these labels, each name once.
+    """Returns Python's names of the encodings that HTML calls by some labels, each name once.
 
-    A label that browsers do not know is left out.
+    For example, pages call cp1252 "iso-8859-1". A label that browsers do not know is left out.
+
+    Args:
+        labels: The labels. None is left out.
     """
     from resiliparse.parse.encoding import map_encoding_to_html5
 
@@ -111,11 +114,12 @@ def _decode_by_all(body: bytes, encodings: Iterable[str]) -> dict[str, str]:
 
 
 def _try_decode(body: bytes, encoding: str) -> str | None:
-    """Decodes a page, or returns None if it is not in this encoding.
+    """Decodes a page, or returns None if its bytes are not in this encoding.
 
-    A page may have been cut, so its bytes may end within a character. In UTF-8 some bytes may be
-    wrong, but not more than there are right characters beyond ASCII. If the text is in another
-    encoding, UTF-8 finds hardly any right characters beyond ASCII in it.
+    A page may have been cut, so its bytes may end within a character. For UTF-8 some bytes may be
+    wrong too, which become U+FFFD. There may be as many of them as there are correct characters
+    beyond ASCII. Bytes of another encoding hardly ever form correct characters of UTF-8 beyond
+    ASCII.
     """
     try:
         return codecs.getincrementaldecoder(encoding)("strict").decode(body)
@@ -129,11 +133,11 @@ def _try_decode(body: bytes, encoding: str) -> str | None:
 
 
 def _is_plausible(text: str, encoding: str) -> bool:
-    """Returns whether a decoded page looks like text in this encoding.
+    """Returns whether a page was probably decoded by the right encoding.
 
-    A page decoded by cp1252 does if it has at most as many accented letters as other Latin letters.
-    A page decoded by any other encoding always does. Only cp1252 is checked, because nearly any
-    bytes can be decoded by it, and because servers name it without looking at the page.
+    Only cp1252 is checked; for any other encoding the result is True. cp1252 can decode nearly any
+    bytes, and servers name it without looking at the page. Its result is plausible if the text,
+    without its markup, has no more accented letters than ASCII letters.
 
     Args:
         text: The decoded page.

@@ -91,9 +91,11 @@ def _read_line(data: bytes, start: int) -> tuple[str, int]:
 
 
 def decode_body(response: Response) -> bytes:
-    """Decodes a body by the encodings that its header names, if the bytes fit them.
+    """Undoes the chunks and the compression that a response's header names, and returns the body.
 
-    Crawlers keep bodies as they were sent, or decode them and leave the header as it was.
+    Some crawlers store a decoded body with the header that was sent. So a body that is not encoded
+    as the header says is kept as it is. A body that begins like gzip is decompressed even if the
+    header does not name gzip.
 
     Raises:
         BadDocumentError: The compressed data are broken, or too long.
@@ -111,9 +113,11 @@ def decode_body(response: Response) -> bytes:
 
 
 def join_chunks(body: bytes) -> bytes:
-    """Joins the chunks of a body. From the first wrong chunk on, the bytes are kept as they are.
+    """Joins the chunks of a body that was sent by HTTP's chunked transfer encoding.
 
-    If a chunk does not end where its size says, its size line is left out of the body.
+    A chunk is a line with its size and the bytes after it. If a size line is malformed, the bytes
+    from this line on are kept as they are. If a chunk does not end where its size says, the bytes
+    after its size line are kept.
     """
     pieces: list[bytes] = []
     position = 0
@@ -169,8 +173,8 @@ def _decompress(decoder: Any, body: bytes, num_before: int) -> bytes:
 
     Args:
         decoder: A `zlib.decompressobj`.
-        body: The compressed bytes.
-        num_before: Number of bytes that earlier members gave.
+        body: The compressed bytes. Bytes after the first member are not read.
+        num_before: Number of decompressed bytes of earlier members of the same body.
 
     Raises:
         BadDocumentError: The data are broken, or the whole body is longer than a document may be.

@@ -107,10 +107,11 @@ def _is_wikiextractor(record: dict[str, Any]) -> bool:
 
 
 def unescape_text(text: str) -> str:
-    """Undoes the escapes that `html.escape` made, as WikiExtractor uses it.
+    """Turns entities of HTML such as "&amp;" into characters, if `html.escape` wrote them.
 
-    A text with a bare "<", ">" or "&" was not escaped, and is returned unchanged: `html.escape`
-    leaves no "<" and no ">", and writes "&" only as the start of an entity.
+    WikiExtractor may have escaped its texts by `html.escape`. The result of that function has no
+    "<" and no ">", and has "&" only at the start of an entity. Any other text was not escaped, and
+    is returned unchanged.
     """
     if "&" not in text or _BARE_MARK.search(text):
         return text
@@ -118,12 +119,17 @@ def unescape_text(text: str) -> str:
 
 
 def refuse_json(url: str, beginning: Beginning) -> None:
-    """Refuses JSON that is not one object per line, such as an array over many lines.
+    """Refuses JSON that is not JSON lines, such as one array of objects.
 
-    As plain text, it would be read with its brackets and keys.
+    It is called for a file that has no format of its own, and would be read as plain text with all
+    brackets and keys.
+
+    Args:
+        url: The file, for the message.
+        beginning: The file's extension and first bytes.
 
     Raises:
-        ValueError: The file begins like an array, or has the extension of JSON.
+        ValueError: The file begins like a JSON array, or its extension is .json or .geojson.
     """
     text = beginning.text
     is_array = bool(_LOOKS_LIKE_ARRAY.match(text))
@@ -139,14 +145,16 @@ def _is_jsonl(beginning: Beginning) -> bool:
 
 
 def parse_object(text: str, _: Record, __: FileRange, text_field: str) -> str:
-    """Returns the text in a record of JSON lines; it is the `parse` of their `Format`.
-
-    Other formats need all arguments. This one does not use the record's number and offset, nor the
-    range of the file.
+    """Returns the text of a JSON object. This is the `parse` of formats whose records are objects.
 
     Args:
-        text: The record, a JSON object.
+        text: The record's data, a JSON object.
+        _: The record, which is not used.
+        __: The range of the file, which is not used.
         text_field: The name of the field that holds the text.
+
+    Raises:
+        BadDocumentError: The object is malformed, or does not hold one such text.
     """
     return parse_jsonl(text, text_field)
 

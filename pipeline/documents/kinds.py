@@ -22,11 +22,11 @@ class Kind(NamedTuple):
         cure: What the user can do, such as a command that makes text of the file. FILE stands for
             the name of the file.
         suffixes: Extensions of such files in lower case, with spaces between them.
-        magic: Bytes that such files have at `offset`. Any of them shows the kind.
+        magic: Sequences of bytes. A file that has one of them at `offset` is of this kind.
         offset: Offset of the magic bytes in the file.
-        is_binary: Whether files of this kind never look like text, so that a file that does is of
-            another kind whatever its extension. Files of the other kinds can be read as text if
-            the user asks for it.
+        is_binary: Whether no file of this kind looks like text. If so, a file that looks like text
+            is not of this kind, whatever its extension. If not, a file of this kind may look like
+            text, and the user may have it read as plain text.
     """
 
     name: str
@@ -162,15 +162,16 @@ _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 def refuse_binary(url: str, head: bytes) -> None:
-    """Refuses a file whose first bytes are not text, for every format.
+    """Refuses a file whose first bytes are those of a binary file. This holds for every format.
 
     Args:
-        url: The file. Its name decides if the first bytes do not.
-        head: The first bytes, after the decompression that the name asks for.
+        url: The file. Its extension shows how it should be compressed, and which kind of document a
+            zip archive is.
+        head: The first bytes, decompressed as the extension says.
 
     Raises:
-        ValueError: The file is of a kind that is not read, or it is compressed or packed and its
-            name does not say so.
+        ValueError: The file is of a kind that cannot be read. Or it is compressed or an archive,
+            but its extension does not say so.
     """
     _refuse_packed(url, head)
     kind = _find_by_magic(url, head)
@@ -179,14 +180,18 @@ def refuse_binary(url: str, head: bytes) -> None:
 
 
 def refuse_kinds(url: str, head: bytes) -> None:
-    """Refuses what `refuse_binary` refuses, and text files of a kind that is not read.
+    """Refuses a file from which no text can be read, by its first bytes or its extension.
+
+    It is called if the user gave no format. It refuses the files that `refuse_binary` refuses, and
+    also files of a kind that may look like text, such as PDF and PostScript.
 
     Args:
-        url: The file, whose name may say its kind.
+        url: The file, whose extension may show its kind.
         head: The first bytes, decompressed.
 
     Raises:
-        ValueError: The file is of such a kind.
+        ValueError: The file is of a kind in `KINDS`, or is compressed or an archive although its
+            extension does not say so.
     """
     refuse_binary(url, head)
     kind = _find_by_magic(url, head) or _BY_NAME.get(plain_suffix(url))
@@ -237,17 +242,18 @@ def refuse_zero_bytes(url: str, head: bytes) -> None:
 
 
 def refuse_archive(url: str, kind: str, head: bytes) -> None:
-    """Refuses a file that is named like an archive, but is of another kind by its first bytes.
+    """Refuses a file with the extension of an archive if its first bytes show something else.
 
-    A zip archive whose members are parts of one document, such as DOCX, is of another kind as well.
+    A zip archive whose members are parts of one document, such as a DOCX file, is refused too.
 
     Args:
-        url: The archive.
-        kind: The kind of archive by its name: "zip" or "tar".
-        head: The first bytes, decompressed as its name says.
+        url: The file.
+        kind: The kind of archive that its extension names: "zip" or "tar".
+        head: The first bytes, decompressed as the extension says.
 
     Raises:
-        ValueError: The file is of another kind in the table, or its compression is not in its name.
+        ValueError: The file is of a kind in `KINDS`, or is compressed or packed in another way than
+            its extension says.
     """
     document_kind = _find_in_zip(head) if kind == "zip" else None
     if document_kind:
@@ -278,9 +284,10 @@ def _refusal(url: str, kind: Kind) -> ValueError:
 
 
 def _find_by_magic(url: str, head: bytes) -> Kind | None:
-    """Returns the kind of a file by its first bytes, or None if they show no kind of the table.
+    """Returns the entry of `KINDS` that the first bytes of a file show, or None.
 
-    The name of the file only tells apart kinds that are zip archives.
+    Files of several kinds are zip archives, such as DOCX. Only among those does the file's
+    extension decide.
     """
     if head.startswith(_ZIP_MAGIC):
         return _BY_NAME.get(plain_suffix(url)) or _find_in_zip(head)
@@ -291,9 +298,12 @@ def _find_by_magic(url: str, head: bytes) -> Kind | None:
 
 
 def _find_in_zip(head: bytes) -> Kind | None:
-    """Returns the kind of a zip archive that is one document, such as DOCX, by its first members.
+    """Returns the entry of `KINDS` for a zip archive that is one file to its users, such as DOCX.
 
-    For an archive of documents the result is None.
+    The names of its first members show it. The result is None for an archive of separate files.
+
+    Args:
+        head: The first bytes of the archive.
     """
     names = []
     for header in _ZIP_NAME.finditer(head):
@@ -323,11 +333,14 @@ def _is_tfrecord(head: bytes) -> bool:
 
 
 def _refuse_packed(url: str, head: bytes) -> None:
-    """Refuses a file that is compressed or packed although its name does not say so.
+    """Refuses a file that is compressed or an archive although its extension does not say so.
+
+    Args:
+        url: The file.
+        head: The first bytes, decompressed as the extension says.
 
     Raises:
-        ValueError: The bytes are compressed, or an archive, after the decompression that the name
-            asks for.
+        ValueError: `head` is still compressed, or is the beginning of an archive.
     """
     outer = compression_suffix(url)
     packed = next((_PACKED[magic] for magic in _PACKED if head.startswith(magic)), None)

@@ -62,10 +62,11 @@ def to_new_line_ends(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
 
 
 def to_utf8(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
-    """Yields the blocks of a whole file, converted to UTF-8 if they are UTF-16.
+    """Yields the bytes of a whole file as blocks, converted to UTF-8 if the file is UTF-16.
 
-    UTF-16 is converted without its byte order mark; other blocks stay as they are. A lone half of a
-    surrogate pair becomes bytes that are not UTF-8, so that `decode` reports its line.
+    A file begins with a byte order mark if it is UTF-16, and the mark is dropped. Any other file
+    stays as it is. A lone half of a surrogate pair becomes bytes that are not UTF-8, so that
+    `decode` raises an error for its line.
 
     Args:
         blocks: The bytes of the file from its start.
@@ -90,7 +91,15 @@ def to_utf8(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
 
 
 def take_head(blocks: Iterable[bytes], num_bytes: int) -> tuple[bytes, Iterator[bytes]]:
-    """Returns the first bytes, at least `num_bytes` if there are so many, and the later blocks."""
+    """Splits blocks of bytes into the first bytes and the blocks after them.
+
+    Args:
+        blocks: The blocks.
+        num_bytes: The least number of first bytes. There are fewer only if all blocks have fewer.
+
+    Returns:
+        The first bytes, and an iterator over the blocks after them.
+    """
     stream = iter(blocks)
     pieces: list[bytes] = []
     size = 0
@@ -147,9 +156,9 @@ def _name_encoding(first: bytes) -> str:
 
 
 def head_to_utf8(head: bytes) -> bytes:
-    """Returns the first bytes of a file as UTF-8, without a byte order mark.
+    """Converts the first bytes of a file to UTF-8 without a byte order mark.
 
-    They may end within a character.
+    The result may end within a character, as the first bytes may.
     """
     encoding = UTF16.get(head[:_MARK_BYTES])
     if encoding:
@@ -158,7 +167,10 @@ def head_to_utf8(head: bytes) -> bytes:
 
 
 def head_to_text(head: bytes) -> str:
-    r"""Decodes the first bytes of a file for a look at them, with "\n" as line end."""
+    r"""Decodes the first bytes of a file, to look at them before the file is read.
+
+    Lines of the result end in "\n", and bytes that are not UTF-8 become U+FFFD.
+    """
     text = head_to_utf8(head)
     if has_old_line_ends(text[:HEAD_BYTES]):
         text = text.replace(b"\r", b"\n")
@@ -181,10 +193,10 @@ def decode(data: bytes) -> str:
 
 
 def read_lines(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[Line]:
-    """Yields lines of a file as UTF-8 without a byte order mark, lazily.
+    """Yields the lines of a file from the first one that starts in a range, lazily.
 
-    They begin with the first line that starts in the range, and continue to the end of the file.
-    The caller stops after the last document that belongs to the range.
+    The lines are UTF-8 without a byte order mark. They continue to the end of the file, because the
+    last document may end after the range. The caller stops after that document.
 
     Raises:
         ValueError: The file is not text, is in an encoding that is not read, mixes kinds of line
@@ -202,15 +214,19 @@ def read_lines(file_range: FileRange, storage_options: StorageOptions = None) ->
 
 
 def _read_beginning(file_range: FileRange, storage_options: StorageOptions) -> bytes:
-    """Reads the first HEAD_BYTES of a file, which decide on the line ends in all of its ranges."""
+    r"""Reads the first HEAD_BYTES of a file, for a range anywhere in it.
+
+    They show whether lines end in "\r" or "\n". They are read for every range, so that all ranges
+    of a file use the same kind of line end.
+    """
     return read_head(file_range.url, file_range.size, storage_options, HEAD_BYTES)[:HEAD_BYTES]
 
 
 def split_file(blocks: Iterable[bytes], url: str) -> Iterator[Line]:
     r"""Yields the lines of a whole file as UTF-8, without a byte order mark.
 
-    Lines end in "\n". They end in "\r" instead if the first bytes of the file have no other line
-    ends. UTF-16 is converted.
+    A line ends in "\n". If the first bytes of the file have "\r" but no "\n", a line ends in "\r".
+    UTF-16 is converted.
 
     Args:
         blocks: The bytes of the file from its start.
@@ -231,9 +247,12 @@ def _to_text(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
 
 
 def count_line_ends(file_range: FileRange, stop: int, storage_options: StorageOptions) -> int:
-    """Counts the line ends before the byte `stop` of an uncompressed file.
+    """Counts the line ends in the first `stop` bytes of an uncompressed file, by reading them.
 
-    The file is read from its start to this byte.
+    Args:
+        file_range: Any range of the file.
+        stop: The number of bytes.
+        storage_options: Options of the file's filesystem.
     """
     head = _read_beginning(file_range, storage_options)
     line_end = b"\r" if has_old_line_ends(head) else b"\n"
@@ -249,14 +268,14 @@ def count_line_ends(file_range: FileRange, stop: int, storage_options: StorageOp
 
 
 def split_lines(blocks: Iterable[bytes], offset: int = 0) -> Iterator[Line]:
-    """Yields the lines of some blocks, numbered from 1.
+    r"""Splits blocks of bytes into lines at every "\n", and yields the lines, numbered from 1.
 
-    A line that is longer than a document may be is yielded without its bytes, which are forgotten
-    as they are read.
+    A line of more than MAX_DOCUMENT_BYTES is yielded without its bytes, which are not kept in
+    memory.
 
     Args:
         blocks: The bytes.
-        offset: Offset of the first of them in the file.
+        offset: Offset of the first byte in the file.
     """
     number = 1
     num_pending = 0
@@ -284,14 +303,25 @@ def split_lines(blocks: Iterable[bytes], offset: int = 0) -> Iterator[Line]:
 
 
 def _make_line(number: int, offset: int, pieces: list[bytes], num_bytes: int) -> Line:
-    """Returns a line of the joined pieces, without bytes if it is longer than a document may be."""
+    """Joins the pieces of a line, and returns the line.
+
+    Args:
+        number: Number of the line.
+        offset: Offset of the line's first byte in the file.
+        pieces: The bytes of the line. They are not used if the line is too long.
+        num_bytes: The length of the line. If it is more than MAX_DOCUMENT_BYTES, the line is
+            returned without bytes.
+    """
     if num_bytes > records.MAX_DOCUMENT_BYTES:
         return Line(number, offset, b"", is_too_long=True)
     return Line(number, offset, pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
 
 def read_whole(blocks: Iterable[bytes], url: str, decoder: Decoder | None = None) -> Record:
-    """Reads a file that is one document. A file that is too long is not read to its end.
+    """Reads a file that is one document, and returns its record.
+
+    If the file is longer than MAX_DOCUMENT_BYTES, the record has an error, and the rest of the file
+    is not read.
 
     Args:
         blocks: The bytes of the file, decompressed.

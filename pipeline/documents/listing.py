@@ -47,7 +47,10 @@ class Listing:
 
 
 def list_matches(pattern: str, storage_options: StorageOptions = None) -> Listing:
-    """Lists the files that a pattern matches. A file with exactly that name wins over globbing.
+    """Lists the files that a path or a pattern stands for.
+
+    If a file has exactly the name of the pattern, such as "a[1].txt", the result is this file, and
+    wildcards have no meaning.
 
     Args:
         pattern: A path, a folder or a glob, at any fsspec URL.
@@ -74,7 +77,11 @@ def list_matches(pattern: str, storage_options: StorageOptions = None) -> Listin
 
 
 def _refuse_name(path: str, *, is_local: bool) -> None:
-    """Refuses a file whose name cannot be written as text, or would name another file in a URL.
+    """Refuses a file with a name by which it could not be opened again.
+
+    Args:
+        path: The path of the file.
+        is_local: Whether the file is on a local disk.
 
     Raises:
         ValueError: The name is not UTF-8, or has a part with another meaning in a URL.
@@ -93,7 +100,9 @@ def _refuse_name(path: str, *, is_local: bool) -> None:
 
 
 def would_list(pattern: str, folder: str, storage_options: StorageOptions = None) -> bool:
-    """Returns whether an input pattern matches files that a build would write into a folder.
+    """Returns whether an input pattern would match files that a build writes into a folder.
+
+    If so, a later build would read the output of an earlier one as its input.
 
     Args:
         pattern: A path, a folder or a glob of the input.
@@ -118,15 +127,15 @@ def would_list(pattern: str, folder: str, storage_options: StorageOptions = None
 
 
 def _resolve_links(path: str) -> str:
-    """Returns a path or a glob with the links resolved in the folder before any wildcard."""
+    """Returns a path or a glob in which links are resolved, up to the first wildcard."""
     fixed = _fixed_folder(path)
     return os.path.realpath(fixed) + path.removeprefix(fixed)
 
 
 def _fixed_folder(path: str) -> str:
-    """Returns the folder before the first wildcard of a glob.
+    """Returns the folder before the first wildcard of a glob: "a/b" for "a/b/c*/d.txt".
 
-    A path without a wildcard, or that exists under exactly this name, is returned unchanged.
+    A path is returned unchanged if it has no wildcard, or if a file or folder has this very name.
     """
     wildcard = _MAGIC.search(path)
     if not wildcard or os.path.lexists(path):
@@ -135,7 +144,12 @@ def _fixed_folder(path: str) -> str:
 
 
 def _list(place: Folder) -> Listing:
-    """Lists a file, the files below a folder, or the matches of a glob, by path."""
+    """Lists a file, the files below a folder, or the files that a glob matches.
+
+    Args:
+        place: The file, folder or glob, with its filesystem. Files are listed by their paths in
+            this filesystem, not by URLs.
+    """
     filesystem = place.filesystem
     path = place.path
     if filesystem.isfile(path):
@@ -159,8 +173,8 @@ def _list(place: Folder) -> Listing:
 def _sizes_of_glob(place: Folder) -> dict[str, int]:
     """Returns the sizes of the files that match a glob, by path.
 
-    fsspec globs local disks without following links to folders, so those are walked here, with
-    fsspec's meaning of a glob.
+    On local disks, fsspec's own glob does not follow links to folders. So local folders are walked
+    here, and the paths are matched with fsspec's translation of the glob.
     """
     path = place.path
     if not place.is_local:
@@ -174,21 +188,26 @@ def _sizes_of_glob(place: Folder) -> dict[str, int]:
 
 
 def _sizes(details: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the sizes of the files among the entries of a detailed fsspec listing, by path."""
+    """Returns the sizes of the files in a listing of fsspec, by path; folders are left out.
+
+    Args:
+        details: What fsspec's `find` or `glob` returns with `detail=True`.
+    """
     return {path: int(info["size"]) for path, info in details.items() if info["type"] == "file"}
 
 
 def _walk(
     folder: str, most_levels: int | None = None, above: frozenset[str] = frozenset()
 ) -> Iterator[tuple[str, int]]:
-    """Yields path and size of the regular files below a local folder, ordered by name.
+    """Yields the path and the size in bytes of every file below a local folder, ordered by name.
 
-    Links are followed, except for links to a folder that the walk is already in.
+    Links are followed, but not a link to a folder that contains the link. It would never end.
 
     Args:
         folder: The folder.
-        most_levels: How many levels of folders are read; 1 is the folder alone, None is all.
-        above: Real paths of the folders that the walk is in.
+        most_levels: How many levels of folders are read. 1 means the folder without its
+            subfolders, and None means all levels.
+        above: Real paths of the folders that contain this one, up to the folder of the first call.
 
     Raises:
         FileNotFoundError: A link leads nowhere, and its name does not begin with a dot.

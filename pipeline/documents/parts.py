@@ -29,9 +29,9 @@ class InputFile:
     """A file of the input.
 
     Attributes:
-        url: Its URL, or its path on a local disk.
-        size: Its size in bytes, as stored.
-        source: The number of its source.
+        url: The file's URL, or its path on a local disk.
+        size: The file's size in bytes, as stored.
+        source: The number of the source that the file belongs to.
     """
 
     url: str
@@ -53,7 +53,11 @@ class Part:
 
     @property
     def key(self) -> str:
-        """A hash of the ranges, file sizes, formats and source number, as 32 hex digits."""
+        """A hash that identifies the part, as 32 hex digits.
+
+        It covers the URL, size and format of each file, the bounds of the ranges, and the number of
+        the source.
+        """
         lines = [
             f"{identify(r.url)}\t{r.start}\t{r.end}\t{r.size}\t{r.format}\n" for r in self.ranges
         ]
@@ -101,15 +105,15 @@ def find_inputs(
 
 
 def choose_part_bytes(files: Sequence[InputFile], most: int) -> int:
-    """Returns how many bytes of text a part should have.
+    """Chooses how many bytes of text each part of the input should have at most.
 
-    It is `most`, or fewer for a small input, so that there are 32 parts and the workers of a small
-    build end together; but never less than 1 MiB. The input alone decides, not the number of
+    The result is `most` for a large input. For a small one it is 1/32 of the input, so that there
+    are enough parts for all workers, but at least 1 MiB. It does not depend on the number of
     workers.
 
     Args:
         files: The files of all sources.
-        most: The most bytes of text in a part.
+        most: The most bytes of text that the user wants in a part.
     """
     text_bytes = sum(file.size * _ratio(file.url) for file in files)
     return min(most, max(_SMALLEST_PART_BYTES, -(-text_bytes // _LEAST_PARTS)))
@@ -151,9 +155,10 @@ def plan_parts(
 
 
 def cut_again(parts: Sequence[Part], part_bytes: int) -> list[Part]:
-    """Returns the parts that `plan_parts` would have planned for another `part_bytes`.
+    """Cuts the files of a source again, into parts of another size.
 
-    No file is read, because the parts know the formats.
+    The result is what `plan_parts` returns for this `part_bytes`. But no file is read, because the
+    formats of the files are known from the given parts.
 
     Args:
         parts: All parts of one source.
@@ -167,7 +172,15 @@ def cut_again(parts: Sequence[Part], part_bytes: int) -> list[Part]:
 
 
 def _gather(ranges: Iterable[FileRange], source: int, part_bytes: int) -> list[Part]:
-    """Puts ranges together in their order, as long as a part has at most `part_bytes` of text."""
+    """Groups ranges into parts, in the order of the ranges.
+
+    A part has at most `part_bytes` of text, unless it is a single range that has more.
+
+    Args:
+        ranges: The ranges, all of one source.
+        source: The number of the source.
+        part_bytes: The most bytes of text in a part.
+    """
     parts: list[Part] = []
     gathered: list[FileRange] = []
     num_bytes = 0
@@ -183,14 +196,24 @@ def _gather(ranges: Iterable[FileRange], source: int, part_bytes: int) -> list[P
 
 
 def _ratio(url: str) -> int:
-    """Returns how many bytes of text a stored byte counts as."""
+    """Returns the bytes of text per stored byte: an estimate for compressed files, otherwise 1."""
     return _COMPRESSION_RATIO if is_compressed(url) or is_archive(url) else 1
 
 
 def _cut_file(
     url: str, size: int, text_format: str, part_bytes: int, wrapping: str
 ) -> Iterator[FileRange]:
-    """Yields ranges of equal size with at most `part_bytes` of text, or the whole file."""
+    """Cuts a file into ranges of equal size, each with at most `part_bytes` of text.
+
+    A file that cannot be cut is a single range, however large it is.
+
+    Args:
+        url: The file.
+        size: The file's size in bytes, as stored.
+        text_format: The name of the file's format.
+        part_bytes: The most bytes of text in a range.
+        wrapping: How paragraphs of plain text end, one of `WRAPPINGS`.
+    """
     num_ranges = 1
     if may_be_cut(text_format, url):
         num_ranges = max(1, -(-size * _ratio(url) // part_bytes))

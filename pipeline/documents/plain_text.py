@@ -19,10 +19,10 @@ _EXPECTED = "expected a WikiExtractor file; give the --format it has"
 
 
 def split_blank_lines(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
-    """Yields a record for every group of lines between blank lines.
+    """Yields a record for every group of lines, without blank lines, that belongs to a range.
 
-    A group belongs to the range that holds the last blank line before it. The first group of a file
-    belongs to the range with byte 0.
+    A group belongs to the range in which the last blank line before it starts. The first group of a
+    file belongs to the range with byte 0.
     """
     last_offset = file_range.last_offset
     is_in_range = file_range.start == 0
@@ -42,10 +42,11 @@ def split_blank_lines(lines: Iterable[Line], file_range: FileRange) -> Iterator[
 
 
 def split_wikiextractor(lines: Iterable[Line], file_range: FileRange) -> Iterator[Record]:
-    """Yields a record for every `<doc ...>` that starts in the range, without its closing tag.
+    """Yields a record for every document that starts in a range.
 
-    Text outside of the tags is an error, which belongs to the range of the tag before it. It is
-    reported once between two documents.
+    A document is the line `<doc ...>` and the lines up to `</doc>`, which is not part of the
+    record. If text follows between two documents, a record with an `error` is yielded for its first
+    line. Such a record belongs to the range of the document before it.
     """
     opened = Gathered()
     is_in_range = file_range.start == 0
@@ -72,12 +73,22 @@ def split_wikiextractor(lines: Iterable[Line], file_range: FileRange) -> Iterato
 
 
 def _unclosed(instead: str) -> BadDocumentError:
-    """Returns the error of a document without a closing tag; `instead` says what follows."""
+    """Returns the error of a document without a closing tag.
+
+    Args:
+        instead: What was found in place of the tag, such as "the file ends".
+    """
     return BadDocumentError("unclosed_doc", f"found <doc ...> without its </doc> line: {instead}")
 
 
 def parse_wikiextractor(text: str) -> str:
-    """Returns the unescaped text of a document, without its first line if that is the title."""
+    """Returns the text of a document of WikiExtractor, with entities of HTML as characters.
+
+    The tag is left out. So is the first line of the text if it repeats the title in the tag.
+
+    Args:
+        text: The document, which begins with the line `<doc ...>`.
+    """
     header, _, body = text.partition("\n")
     first, _, rest = body.partition("\n")
     title = _TITLE.search(header)

@@ -32,13 +32,13 @@ _LONGEST_ABBREVIATION = 3  # letters
 
 
 class Seen(NamedTuple):
-    """Counts and shares of the first lines of a plain text.
+    """What was counted in the first lines of a plain text.
 
     Attributes:
         blocks: Number of groups of lines between blank lines.
         lines: Number of lines that are not blank.
-        ending: The share of these lines that end like a sentence.
-        single: The share of these lines that hold a single sentence.
+        ending: The share, from 0 to 1, of sampled lines that end like a sentence.
+        single: The share, from 0 to 1, of sampled lines that hold no more than one sentence.
     """
 
     blocks: int
@@ -62,7 +62,14 @@ class Seen(NamedTuple):
         return self._reaches(*_LIKELY)
 
     def _reaches(self, ending: float, single: float) -> bool:
-        """Returns whether the text has enough lines, long blocks, and at least these shares."""
+        """Returns whether the text has enough lines, and both shares are as large as given.
+
+        Its groups of lines must also have two or more lines on average.
+
+        Args:
+            ending: The least share of lines that end like a sentence.
+            single: The least share of lines that hold a single sentence.
+        """
         has_long_blocks = self.lines >= _LEAST_LINES_PER_BLOCK * self.blocks
         has_shares = self.ending >= ending and self.single >= single
         return self.has_enough and has_long_blocks and has_shares
@@ -73,15 +80,15 @@ class Seen(NamedTuple):
 
 
 def look_at_lines(text: str, *, is_whole: bool) -> Seen:
-    """Measures whether a text seems to have one sentence per line.
+    """Counts in the beginning of a text what shows whether each line is one sentence.
 
-    All lines of the beginning are counted. Some 100 of them, spread evenly, are searched for the
-    ends of sentences.
+    All of its lines and groups of lines are counted. A sample of 100 to 199 lines, spread evenly,
+    is searched for the ends of sentences; a text of fewer lines is searched as a whole.
 
     Args:
         text: The beginning of the text.
-        is_whole: Whether this is the whole text. If it is not, its last line is left out, which may
-            be cut off in the middle.
+        is_whole: Whether this is the whole text. If it is not, the last line is left out, because
+            its end may be missing.
     """
     stripped = [line.strip() for line in text.split("\n")][: None if is_whole else -1]
     blocks = sum(has_text for has_text, _ in groupby(stripped, bool))
@@ -94,10 +101,11 @@ def look_at_lines(text: str, *, is_whole: bool) -> Seen:
 
 
 def _holds_several(line: str) -> bool:
-    """Returns whether a sentence seems to end within a line.
+    """Returns whether a line seems to hold more than one sentence.
 
-    The language is not known, so only marks that end sentences in many languages are looked for. A
-    full stop counts only after a word that is too long for an abbreviation.
+    The language is not known. So a sentence ends at a mark that ends sentences in many languages,
+    if no lower-case letter follows. A full stop counts only after a word of four or more
+    characters, because a shorter one may be an abbreviation.
     """
     for found in _STOP.finditer(line):
         before = line[max(0, found.start() - _LONGEST_ABBREVIATION - 1) : found.start()]

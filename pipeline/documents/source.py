@@ -76,13 +76,16 @@ class Source:
         return int(_exact(self.weight))
 
     def reading(self) -> dict[str, Any]:
-        """Returns the settings that decide the tokens of the source's documents, by name."""
+        """Returns the settings that decide how the source's files become tokens, by their names."""
         names = ("language", "format", "text_field", "wrapping")
         return {name: getattr(self, name) for name in names}
 
 
 def _exact(weight: float) -> Decimal:
-    """Returns a weight in millionths, without the error of binary fractions."""
+    """Returns a weight in millionths, exactly as it is written in decimals.
+
+    0.1 gives 100000, though a float cannot represent 0.1 exactly.
+    """
     return Decimal(str(weight)) * UNIT
 
 

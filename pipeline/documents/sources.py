@@ -1,8 +1,9 @@
 """Decides how often each document of a source is used in a pass.
 
-A document of a source with weight w is used floor(u + w (p + 1)) - floor(u + w p) times in pass p.
-Here u in [0, 1) is a hash of the document's id. Over P passes a document is used w P times, rounded
-up or down, and the uses are spread evenly over passes and documents.
+Each source has a weight w, which is the mean number of times that a pass uses one of its documents.
+Pass number p uses a document floor(u + w (p + 1)) - floor(u + w p) times. Here u in [0, 1) is a
+hash of the document's id. Over P passes a document is used w P times, rounded up or down, and the
+uses are spread evenly over passes and documents.
 """
 
 from collections.abc import Sequence
@@ -19,11 +20,12 @@ _START_BITS = 32
 
 
 def count_factors(weights: Sequence[int]) -> list[int]:
-    """Returns the factors by which the word counts of the sources are multiplied.
+    """Returns the factor by which the word counts of each source are multiplied.
 
-    They are the smallest whole numbers in the ratio of the weights, so that the vocabulary learner
-    adds whole numbers, without rounding. Weights are rounded to thousandths, and are at least one
-    thousandth.
+    The vocabulary is learned from the counts of all sources together, and a source counts by its
+    weight. The factors are the smallest whole numbers that have the ratio of the weights, so the
+    sums of counts are exact. Weights are rounded to thousandths before; a smaller weight counts as
+    one thousandth.
 
     Args:
         weights: The weight of each source in millionths.
@@ -70,7 +72,9 @@ def choose_uses(
 def apply_weights(
     weights: Sequence[int], documents: Sequence[int], cleaned_bytes: Sequence[int]
 ) -> tuple[int, int]:
-    """Returns how much text and how many documents the buckets of one pass are planned for.
+    """Returns how much text and how many documents one pass has, to plan its buckets.
+
+    A bucket is the documents whose instances one train shard holds.
 
     Args:
         weights: The weight of each source in millionths; empty if each document is used once.
@@ -78,8 +82,8 @@ def apply_weights(
         cleaned_bytes: The bytes of cleaned text of each source.
 
     Returns:
-        The bytes of text in a pass, with each document counted at least once, and the number of
-        distinct documents in a pass.
+        The bytes of cleaned text in a pass, and the number of distinct documents that a pass uses.
+        The bytes count a document once even if its source has a weight below 1.
     """
     weights = weights or [UNIT] * len(documents)
     used_bytes = sum(max(w, UNIT) * size for w, size in zip(weights, cleaned_bytes, strict=True))
