@@ -1,10 +1,10 @@
 """Reads Parquet, and Arrow files as `save_to_disk` of `datasets` writes them: a row is a document.
 
-If a Parquet file has n row groups, group number i belongs to the range that holds the byte
-i * size // n.
+If a Parquet file has n row groups, group number i, from 0, belongs to the range that holds the byte
+i * size // n of the file.
 
-PyArrow is asked for rows and for nothing else. If a damaged file describes a column wrongly, asking
-for the place or the statistics of the column would end the process.
+PyArrow is asked only for rows. If a damaged file describes a column wrongly, PyArrow would crash
+when asked for the column's position or statistics, and the process would end.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ OTHER_ERRORS = (OSError, RuntimeError, MemoryError, OverflowError, UnicodeError,
 
 @contextmanager
 def _opened(file_range: FileRange, options: StorageOptions, kind: str) -> Iterator[BinaryIO]:
-    """Opens the file of a range, and turns PyArrow's errors into one that names the file.
+    """Opens the file of a range. PyArrow's errors within the context get the name of the file.
 
     Args:
         file_range: The range.
@@ -38,7 +38,8 @@ def _opened(file_range: FileRange, options: StorageOptions, kind: str) -> Iterat
         kind: "Parquet" or "Arrow", for messages.
 
     Raises:
-        ValueError: The file is compressed as a whole, or broken.
+        ValueError: The file is compressed as a whole, as by gzip. Or PyArrow raised an error within
+            the context, so the file is broken.
     """
     from pyarrow import ArrowException
 
@@ -58,9 +59,9 @@ def _opened(file_range: FileRange, options: StorageOptions, kind: str) -> Iterat
 def read_parquet(
     file_range: FileRange, text_field: str, storage_options: StorageOptions = None
 ) -> Iterator[Record]:
-    """Yields a record for every row of the range's row groups, lazily.
+    """Yields a record for every row of the row groups that belong to a range, lazily.
 
-    Rows are numbered from 1 at the first row of the file.
+    The `place` of a record is "row N". The first row of the file has the number 1.
 
     Raises:
         ValueError: The file is broken, or does not have exactly one column `text_field`.
@@ -91,10 +92,15 @@ def _open_parquet(file: BinaryIO, file_range: FileRange) -> Any:
 
 
 def _own_groups(metadata: Any, file_range: FileRange) -> list[tuple[int, int]]:
-    """Returns the row groups that belong to a range.
+    """Finds the row groups of a Parquet file that belong to a range.
+
+    Args:
+        metadata: The metadata of the `ParquetFile`.
+        file_range: The range.
 
     Returns:
-        For each group its number, from 0, and the number of its first row, from 1.
+        For each of these groups: its number, from 0, and the number of its first row, where the
+        first row of the file has the number 1.
     """
     first_row = 1
     groups: list[tuple[int, int]] = []
@@ -108,11 +114,14 @@ def _own_groups(metadata: Any, file_range: FileRange) -> list[tuple[int, int]]:
 def read_arrow(
     file_range: FileRange, text_field: str, storage_options: StorageOptions = None
 ) -> Iterator[Record]:
-    """Yields a record for every row, numbered from 1, lazily. Memory holds one batch at a time.
+    """Yields a record for every row of an Arrow file, lazily.
 
-    An Arrow file is normally an Arrow stream after its first eight bytes, and is read as a stream.
-    Files that Polars writes are no such stream: only their footer says where the batches are. Such
-    a file is mapped into memory if it is on a local disk, and read into memory if it is not.
+    The `place` of a record is "row N", with numbers from 1. Memory holds one batch of rows at a
+    time.
+
+    Most Arrow files are an Arrow stream after their first eight bytes, and are read as a stream.
+    Files that Polars writes are not: only their footer says where the batches are. Such a file is
+    mapped into memory if it is on a local disk, and otherwise read into memory as a whole.
 
     Raises:
         ValueError: The file is broken, or does not have exactly one column `text_field`.
@@ -147,7 +156,7 @@ def read_arrow(
 def _read_by_footer(
     file_range: FileRange, text_field: str, storage_options: StorageOptions
 ) -> Iterator[Record]:
-    """Yields a record for every row of an Arrow file that is not a stream, as its footer says."""
+    """Yields a record for every row of an Arrow file whose batches only its footer can find."""
     import pyarrow as pa
     from pyarrow import ipc
 
@@ -168,14 +177,23 @@ def _read_by_footer(
 
 
 def _valid_column(batch: Any, text_field: str) -> Any:
-    """Returns a batch's column of text; raises `ArrowInvalid` if its data are inconsistent."""
+    """Returns the column of a batch that holds the text, after checking its data.
+
+    Raises:
+        pyarrow.ArrowInvalid: The data of the column are inconsistent, so the file is damaged.
+    """
     column = batch.column(text_field)
     column.validate(full=True)
     return column
 
 
 def check_columns(names: list[str], text_field: str, url: str) -> None:
-    """Refuses a table that does not have exactly one column of this name.
+    """Refuses a table that does not have exactly one column with the name `text_field`.
+
+    Args:
+        names: The names of all columns, or of the fields of JSON objects.
+        text_field: The name of the column that holds the text.
+        url: The file, for the message.
 
     Raises:
         ValueError: No column has the name, or several have it.
@@ -189,7 +207,10 @@ def check_columns(names: list[str], text_field: str, url: str) -> None:
 
 
 def _plain_column(column: Any) -> Any:
-    """Returns a column's values without dictionary, run-end encoding or extension type."""
+    """Converts a column of any encoding to a plain one with the same values.
+
+    The result has no dictionary, no run-end encoding and no extension type.
+    """
     from pyarrow import BaseExtensionType, compute, large_string, types
 
     if isinstance(column.type, BaseExtensionType):
@@ -205,9 +226,13 @@ def _plain_column(column: Any) -> Any:
 
 
 def _read_column(column: Any, row: int) -> Iterator[Record]:
-    """Yields a record for every value of a column; the first is of the row number `row`.
+    """Yields a record for every value of a column.
 
-    A value that is no text has an `error`.
+    If a value is null or not text, its record has an `error`.
+
+    Args:
+        column: The values, as an Arrow array.
+        row: The number of the row of the first value, from 1.
     """
     from pyarrow import large_binary, types
 

@@ -15,7 +15,7 @@ from pipeline.storage.folder import Folder
 
 
 def whole_file(url: str, storage_options: StorageOptions = None) -> FileRange:
-    """Returns the range that is a whole file, as text.
+    """Returns a range that is a whole file of plain text.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -26,7 +26,10 @@ def whole_file(url: str, storage_options: StorageOptions = None) -> FileRange:
 
 
 def read_text_lines(url: str, storage_options: StorageOptions = None) -> Iterator[tuple[str, str]]:
-    r"""Yields the place and the text of every line of a file, without "\n" or "\r\n", lazily.
+    r"""Yields every line of a file, without "\n" or "\r\n" at its end, lazily.
+
+    Yields:
+        The place of the line, "FILE:LINE", and its text.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -50,9 +53,10 @@ def read_text(url: str, storage_options: StorageOptions = None) -> str:
 def read_json_lines(
     url: str, storage_options: StorageOptions = None
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the place and the object of every line of a file of JSON lines, lazily.
+    """Yields the JSON object in every line of a file, lazily. Blank lines are skipped.
 
-    Blank lines are passed over.
+    Yields:
+        The place of the line, "FILE:LINE", and the object.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -70,9 +74,12 @@ def read_json_lines(
 def read_csv_rows(
     url: str, storage_options: StorageOptions = None
 ) -> Iterator[tuple[str, list[str]]]:
-    """Yields the place and the cells of every row of a CSV file, lazily.
+    """Yields every row of a CSV file, lazily. The first one has the names of the columns.
 
-    The delimiter and the meaning of quotes are found from the first rows.
+    The first rows decide which delimiter separates cells, and what quotes mean.
+
+    Yields:
+        The place of the row, "FILE:LINE", and its cells.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -87,7 +94,7 @@ def read_csv_rows(
 
 
 def parse_json(text: str, place: str) -> Any:
-    """Returns the value of a line of JSON.
+    """Parses a JSON text, such as a line of a file, and returns its value.
 
     Raises:
         ValueError: The line is not JSON. The message begins with `place`.
@@ -100,23 +107,28 @@ def parse_json(text: str, place: str) -> Any:
 
 
 def _decode_lines(lines: Iterable[Line], url: str) -> Iterator[tuple[int, str]]:
-    """Yields number and text of some lines; raises ValueError for a line that cannot be read."""
+    """Decodes lines of a file, and yields the number and the text of each.
+
+    Raises:
+        ValueError: A line is too long, or is not UTF-8.
+    """
     for line in lines:
         error = too_long() if line.is_too_long else None
         yield line.number, _decode(line.data, error, url, line.number)
 
 
 def _decode(data: bytes, fault: BadDocumentError | None, url: str, line: int) -> str:
-    """Decodes bytes of a file.
+    """Decodes bytes of a file, and names file and line if they cannot be read.
 
     Args:
-        data: The bytes.
-        fault: What is already known to be wrong with them, or None.
-        url: The file, for messages.
+        data: The bytes, which should be UTF-8.
+        fault: The error that a reader has already found in the bytes; None if it has found none.
+        url: The file, for the message.
         line: The number of the line at which the bytes begin.
 
     Raises:
-        ValueError: There is a fault, or the bytes are not UTF-8. The message names the line.
+        ValueError: `fault` is given, or the bytes are not UTF-8. The message begins with
+            "FILE:LINE".
     """
     try:
         if fault:

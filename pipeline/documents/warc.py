@@ -1,8 +1,8 @@
 """Reads WARC and WET archives of the web: each page is a document.
 
-The records of a WET file (conversions) hold text, which is kept as it is. The records of a WARC
-file (responses with status 200) hold HTML, of which the main text is kept. Other records are passed
-over and counted.
+A WET file has records of the type "conversion", which hold text. It is kept as it is. A WARC file
+has records of the type "response". If the status is 200 and the body is HTML, the main text of the
+page is kept. All other records are skipped, and counted as "not_a_page".
 """
 
 import re
@@ -28,9 +28,10 @@ _FETCH_AGAIN = "a part of the file is missing; fetch it again"
 
 
 def read_warc(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[Record]:
-    """Yields one record for every WARC record, lazily.
+    """Yields a `Record` for every record of a WARC or WET file, lazily.
 
-    The `place` of a record names it by its number in the file, from 1.
+    Its `place` is "record N", with numbers from 1. If the WARC record is not a page, `dropped` says
+    so.
 
     Raises:
         ValueError: The file is an ARC file, has no records, or is broken.
@@ -72,11 +73,11 @@ class _CutShortError(Exception):
 
 
 class _Stream:
-    """Lets fastwarc read blocks of bytes like a file.
+    """A file object for fastwarc, whose bytes are those of an iterator over blocks.
 
     Attributes:
-        last_bytes: The last four bytes that were read. They show whether the file ends with the
-            blank line that ends a header.
+        last_bytes: The last four bytes that were read. At the end of the file they show whether the
+            last header is whole, because a header ends with a blank line.
     """
 
     def __init__(self, blocks: Iterable[bytes]) -> None:
@@ -91,7 +92,7 @@ class _Stream:
         return self._rest
 
     def read(self, size: int) -> bytes:
-        """Returns the next bytes, at most `size`; none at the end of the file."""
+        """Returns the next bytes, at most `size` and possibly fewer; b"" at the end of the file."""
         self._rest = self._rest or next(self._blocks, self._rest)
         data = bytes(self._rest[:size])
         self._rest = self._rest[size:]
@@ -100,17 +101,20 @@ class _Stream:
         return data
 
     def tell(self) -> int:
-        """Returns the number of bytes that were read."""
+        """Returns the number of bytes that `read` has returned so far."""
         return self._position
 
 
 def _make_record(record: Any, number: int, kinds: Any) -> Record:
-    """Returns the page of a WARC record, or a record that says why there is none.
+    """Makes the `Record` of a record that fastwarc has read.
+
+    Its data are the text of a conversion, or the HTML of a response. Otherwise `dropped` or `error`
+    says why there is no page.
 
     Args:
         record: The record of fastwarc.
         number: The number of the record in the file, from 1.
-        kinds: fastwarc's enumeration of kinds of records.
+        kinds: `fastwarc.warc.WarcRecordType`, which enumerates the types of records.
 
     Raises:
         _CutShortError: The file ends within this record.
@@ -142,7 +146,15 @@ def _make_record(record: Any, number: int, kinds: Any) -> Record:
 
 
 def _read_content(record: Any, is_kept: bool) -> bytes:
-    """Reads a record's content to its end. Returns its bytes if `is_kept`, otherwise none."""
+    """Reads the content of a WARC record to its end, and returns its bytes.
+
+    Args:
+        record: The record of fastwarc.
+        is_kept: If False, the bytes are only counted, and the result is b"".
+
+    Raises:
+        _CutShortError: The content is shorter than the record's header says.
+    """
     pieces: list[bytes] = []
     num_bytes = 0
     while piece := record.reader.read(_READ_BYTES):
@@ -156,7 +168,12 @@ def _read_content(record: Any, is_kept: bool) -> bytes:
 
 
 def read_html(data: bytes) -> str | None:
-    """Decodes the HTML of a response; returns None if its status is not 200 or it is not HTML.
+    """Returns the decoded HTML in an HTTP response, or None if the response has no page.
+
+    It has a page if its status is 200 and its media type is HTML or XHTML.
+
+    Args:
+        data: The whole response: status line, header and body.
 
     Raises:
         BadDocumentError: The data are no HTTP response, or the decoded body is not text.

@@ -4,13 +4,16 @@ The setting `wrapping` says what ends a paragraph:
 
 - none: every line end.
 - blank-lines: a blank line.
-- hard: a short line, into which the first word of the next line would have fitted.
-- auto: the lines of each document decide which of these it is.
+- hard: a blank line or a short line. A line is short if the first word of the next line would have
+  fitted into it.
+- auto: one of these three, which is chosen for each document by its lines.
 
-With auto, a document is wrapped if it has at least 20 lines that are not blank, no line is longer
-than 100 characters, and the median line has at least 45 characters and three quarters of the width.
-The width is the 95th percentile of the lines' lengths. Blank lines end the paragraphs if there is
-at least one for every 50 lines, otherwise short lines do. These limits were chosen on 37 novels.
+With auto, the lines of a document are taken to be wrapped if there are at least 20 that are not
+blank, none is longer than 100 characters, and their median length is at least 45 characters and at
+least three quarters of the width. The width is the 95th percentile of the lines' lengths. Otherwise
+every line end ends a paragraph. In a wrapped document blank lines end paragraphs if there is at
+least one for every 50 lines; if there are fewer, short lines do. These limits were chosen on 37
+novels.
 """
 
 from collections.abc import Iterator, Sequence
@@ -42,7 +45,14 @@ def unwrap(text: str, wrapping: str) -> str:
 
 
 def detect_wrapping(lines: Sequence[str]) -> str:
-    """Returns what `auto` means for a document with these lines, which are stripped."""
+    """Chooses what ends a paragraph of a document whose `wrapping` is auto.
+
+    Args:
+        lines: All lines of the document, without white space at their ends.
+
+    Returns:
+        "none", "blank-lines" or "hard".
+    """
     lengths = sorted(len(line) for line in lines if line)
     if len(lengths) < _MIN_LINES or lengths[-1] > _MAX_WIDTH:
         return "none"
@@ -55,10 +65,13 @@ def detect_wrapping(lines: Sequence[str]) -> str:
 
 
 def _width(sorted_lengths: Sequence[int]) -> int:
-    """Returns the width to which a text is wrapped, by the lengths of its lines.
+    """Returns the width, in characters, to which the lines of a text were wrapped.
 
-    It is the 95th percentile. If it were the longest line, a single line that is too long would
-    make all other lines look short, as if each of them ended a paragraph.
+    It is the 95th percentile of their lengths. If it were the greatest length, one line that is too
+    long would make all other lines look short, as if each of them ended a paragraph.
+
+    Args:
+        sorted_lengths: The lengths of the lines that are not blank, ascending.
     """
     return sorted_lengths[len(sorted_lengths) * 95 // 100]
 
@@ -69,7 +82,11 @@ def _between_blank_lines(lines: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _by_width(lines: Sequence[str]) -> Iterator[list[str]]:
-    """Yields the lines of each paragraph, which ends at a blank line or at a short line."""
+    """Yields the lines of each paragraph of a text whose paragraphs end at short lines.
+
+    A paragraph ends at a blank line, or at a line into which the first word of the next line would
+    have fitted.
+    """
     width = _width(sorted(len(line) for line in lines if line) or [0])
     for block in _between_blank_lines(lines):
         start = 0
@@ -82,7 +99,10 @@ def _by_width(lines: Sequence[str]) -> Iterator[list[str]]:
 
 
 def _join(lines: Sequence[str]) -> str:
-    """Joins the lines of a paragraph by spaces. No space follows a hyphen at the end of a word."""
+    """Joins the lines of a paragraph by spaces.
+
+    No space follows a line that ends with a hyphen after a letter, as in "well-" and "known".
+    """
     pieces: list[str] = []
     for line in lines:
         ends_in_hyphen = line[-1] == "-" and line[-2:-1].isalpha()

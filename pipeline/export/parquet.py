@@ -34,8 +34,7 @@ def write_rows(file: IO[bytes], blocks: Iterable[Block], plan: Mapping[str, Any]
     Args:
         file: Where to write.
         blocks: The instances, which are taken lazily.
-        plan: What `plan_export` returned. It is kept in the file's metadata, without the names of
-            the files.
+        plan: The result of `plan_export`. The file's metadata hold it as JSON, without `files`.
     """
     described = {name: value for name, value in plan.items() if name != "files"}
     schema = SCHEMA.with_metadata({METADATA: json.dumps(described, sort_keys=True)})
@@ -46,9 +45,14 @@ def write_rows(file: IO[bytes], blocks: Iterable[Block], plan: Mapping[str, Any]
 
 
 def _table(block: Block, schema: pa.Schema) -> pa.Table:
-    """Returns the instances of a block as a table.
+    """Returns a table with one row for each instance of a block.
 
-    Its columns have the names of the features that run_pretraining.py reads.
+    The columns are named like the features that run_pretraining.py of google-research/bert reads,
+    such as `input_ids`.
+
+    Args:
+        block: The instances.
+        schema: SCHEMA with the metadata of the file.
     """
     lists = (
         (block.input_ids, block.offsets),
@@ -64,7 +68,10 @@ def _table(block: Block, schema: pa.Schema) -> pa.Table:
 
 
 def _segment_ids(block: Block) -> npt.NDArray[np.bool_]:
-    """Returns a [T] array that says of each token of a block whether it is in segment B."""
+    """Returns a [T] array that says of each of the T tokens of a block if it is in segment B.
+
+    The final [SEP] of an instance counts as a token of segment B.
+    """
     lengths = np.diff(block.offsets)
     first_of_b = np.repeat(block.offsets[:-1] + block.segment_a_length, lengths)
     return np.arange(block.num_tokens) >= first_of_b

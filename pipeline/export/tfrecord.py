@@ -1,7 +1,10 @@
 """Writes instances as TFRecord files of tf.train.Example.
 
-google-research/bert's run_pretraining.py reads them. The protocol buffers are encoded here, without
-TensorFlow. Suffixes of arrays: N instances of a block, L sequence length, P most masked positions.
+run_pretraining.py of google-research/bert reads such files. The protocol buffers are encoded here,
+so TensorFlow is not needed.
+
+Suffixes of arrays name their dimensions: N instances of a block, L sequence length, P the most
+masked positions of an instance.
 """
 
 import itertools
@@ -49,8 +52,9 @@ def encode_examples(block: Block, seq_len: int, max_predictions: int) -> Iterato
 
     Args:
         block: The instances.
-        seq_len: L, to which tokens are padded with zeros.
-        max_predictions: P, to which masked positions are padded with zeros.
+        seq_len: L. The tokens of an instance are padded with zeros to this number.
+        max_predictions: P. The masked positions of an instance are padded with zeros to this
+            number.
     """
     input_ids_NL, is_token_NL = _pad(block.input_ids, block.offsets, seq_len)
     segment_ids_NL = is_token_NL & (np.arange(seq_len) >= block.segment_a_length[:, None])
@@ -79,15 +83,16 @@ def encode_examples(block: Block, seq_len: int, max_predictions: int) -> Iterato
 
 
 def _pad(values: Array, offsets: Array, width: int) -> tuple[Array, Array]:
-    """Pads the values of each instance with zeros.
+    """Puts the values of each instance into a row, and fills the row with zeros.
 
     Args:
         values: The values of all instances, one instance after another.
-        offsets: [N + 1] the place of each instance's first value, and at last the number of values.
-        width: The number of columns of the results.
+        offsets: [N + 1] integers. Instance i has the values from offsets[i] to offsets[i + 1] - 1.
+        width: The number of columns of both results.
 
     Returns:
-        [N, width] uint32 padded values, and [N, width] bool whether each is a value.
+        [N, width] uint32 array of the values and zeros; and [N, width] bool array that is True for
+        values and False for the zeros after them.
     """
     is_value = np.arange(width) < np.diff(offsets)[:, None]
     padded = np.zeros(is_value.shape, np.uint32)
@@ -120,14 +125,15 @@ def _varints(values: Array) -> list[bytes]:
 
 @lru_cache(maxsize=4096)
 def _head(name: str, kind: int, num_bytes: int) -> bytes:
-    """Returns the encoded entry of a feature in the map of features, without its packed values.
+    """Returns the bytes that precede the values of a feature in a serialized tf.train.Example.
 
-    The values are the last bytes of an entry, and the caller appends them.
+    These bytes hold the feature's name, its kind, and the lengths of all that follows. The caller
+    appends the values.
 
     Args:
-        name: The feature.
-        kind: The field of a Feature that holds its values, `_FLOATS` or `_INTEGERS`.
-        num_bytes: The number of bytes of its packed values.
+        name: The name of the feature.
+        kind: The kind of its values: `_FLOATS` or `_INTEGERS`.
+        num_bytes: The number of bytes of the encoded values.
     """
     values = bytes(num_bytes)
     feature = bytes_field(kind, bytes_field(_VALUES, values))
@@ -136,9 +142,10 @@ def _head(name: str, kind: int, num_bytes: int) -> bytes:
 
 
 def _frame(record: bytes) -> tuple[bytes, ...]:
-    """Returns a record as TFRecord files hold it, in pieces to be concatenated.
+    """Returns the four pieces of bytes that make up a record in a TFRecord file.
 
-    They are the record's length, its checksum, the record, and its checksum.
+    They are the length of the record, the checksum of the length, the record, and the checksum of
+    the record. The caller concatenates them.
     """
     length = struct.pack("<Q", len(record))
     length_checksum = struct.pack("<I", masked_crc32c(length))
