@@ -1,7 +1,7 @@
 """Writes the README.md of a dataset, its card on the Hugging Face Hub: contents and licences.
 
-The card ends with a hash of itself. A later build compares the hash, and does not replace a card
-that somebody has edited.
+The last line of the card holds a hash of the text before it. A later build compares the hash, and
+does not replace a card that somebody has edited.
 """
 
 import hashlib
@@ -99,7 +99,11 @@ def describe_in_words(numbers: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _metadata(numbers: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the card's metadata, which the Hub reads from the YAML at its head."""
+    """Returns the metadata of the card, which the Hub reads from the YAML at the top of README.md.
+
+    Args:
+        numbers: The result of `pipeline.inspect.summary.summarize_dataset`.
+    """
     names = [row["licence"].lower().replace(" ", "-") or "unknown" for row in numbers["mixture"]]
     known = {name if _LICENCES.fullmatch(name) else "other" for name in names or ["unknown"]}
     licences = sorted(known)
@@ -128,5 +132,9 @@ def _plain(text: str) -> str:
 
 
 def _digest(text: bytes) -> str:
-    """Returns the hash of a card: 16 hex digits of SHA-256. `text` is the card without its mark."""
+    """Returns the hash that the last line of a card holds: 16 hex digits of SHA-256.
+
+    Args:
+        text: The card without its last line.
+    """
     return hashlib.sha256(text).hexdigest()[:16]

@@ -28,20 +28,21 @@ from pipeline.tokens.buckets import plan_buckets
 
 
 class DeepCheck:
-    """Checks the blocks of a dataset, and adds up the shares that chance decides.
+    """Checks the blocks of a dataset against BERT's rules, and counts what was drawn at random.
 
-    It is called with every block, in any order and from several threads. `findings` and `describe`
-    are called after the last block.
+    Call the object with every block of the dataset, in any order and from any number of threads.
+    After the last block, `findings` tests the counts, and `describe` shows them.
 
     Attributes:
-        shares: The counts that chance decides, by split and sequence length. Blocks that break a
-            rule are not counted.
+        shares: For each split and sequence length, the counts of what was drawn at random, such as
+            how many masked positions show [MASK]. Blocks that break a rule are not counted.
     """
 
     def __init__(self, dataset: Dataset) -> None:
-        """Prepares the rules that instances must obey.
+        """Reads the settings and the vocabulary of a dataset, which decide the rules.
 
-        They follow from the settings in the dataset's manifest, and from its vocabulary.
+        Args:
+            dataset: The dataset.
 
         Raises:
             ValueError: The vocabulary or the settings cannot be read, or do not fit each other.
@@ -70,10 +71,13 @@ class DeepCheck:
         self._where = dataset.locate("manifest.json")
 
     def __call__(self, shard: Shard, block: Block) -> Iterator[str]:
-        """Yields a message for each rule that a block breaks.
+        """Checks a block, and yields a message for each rule that it breaks.
 
-        With the last block of a shard it also yields what is wrong with the documents of the whole
-        shard.
+        After the last block of a shard, the documents of the whole shard are checked too.
+
+        Args:
+            shard: The shard that holds the block.
+            block: The block.
         """
         rules = self._rules[shard.seq_len]
         key = (shard.split, shard.seq_len)
@@ -87,12 +91,20 @@ class DeepCheck:
         yield from self._check_documents(shard, block)
 
     def _check_documents(self, shard: Shard, block: Block) -> Iterator[str]:
-        """Yields, with the last block of a shard, what is wrong with the shard's documents.
+        """Checks the documents of a shard when its last block has been given.
 
-        An instance holds the first 64 bits of the ids of its two documents. Every document that a
-        pass uses gives segment A of at least one instance, so the ids of all segments A are
-        compared with the seal of the shard. Segments B must be from the same documents, and all ids
-        must be in the range of the shard's bucket.
+        An instance has the first 64 bits of the ids of the documents of its segments A and B. Every
+        document that a pass uses gives segment A of at least one instance. So the ids of all
+        segments A must agree with the seal of the shard, which has the number of its documents and
+        the exclusive or of their ids. Segments B must be from the same documents. The ids of a
+        train shard must be in the range of ids of its bucket.
+
+        Args:
+            shard: The shard that holds the block.
+            block: The next block of the shard.
+
+        Yields:
+            A message for each of these rules that is broken; none before the last block.
         """
         random_b = block.document_b[block.is_random_next]
         self._documents.setdefault(shard.name, []).append((block.document_a, random_b))
@@ -119,11 +131,14 @@ class DeepCheck:
             yield from self._check_last_ids(ids)
 
     def _check_bucket(self, shard: Shard, ids: Array) -> Iterator[str]:
-        """Yields a message if ids are outside of the range of ids of the shard's bucket.
+        """Yields a message if a train shard has documents of another bucket.
+
+        A bucket is the documents whose ids are in one range. The number in the name of a shard is
+        the number of its bucket.
 
         Args:
-            shard: A shard of the train split. The number in its name is that of its bucket.
-            ids: [n] uint64, the first 64 bits of the ids of its documents.
+            shard: The shard.
+            ids: [n] uint64, the first 64 bits of the ids of the shard's documents.
         """
         number = int(Path(shard.name).stem.removeprefix("shard-"))
         num_buckets = self._num_buckets[shard.folder]
@@ -139,11 +154,11 @@ class DeepCheck:
             yield f"{foreign:,} segment(s) {found}: {bucket_ids}"
 
     def _check_last_ids(self, ids: Array) -> Iterator[str]:
-        """Yields a message if the validation shard does not hold the documents held out.
+        """Yields a message if the validation shard does not end with the documents that it should.
 
-        The documents with the lowest ids of each source are held out, except very long ones. The
-        manifest names the highest id held out of each source. Each of these ids must be in the
-        shard, and no id in the shard may be higher than all of them.
+        Of each source, the documents with the lowest ids are held out for validation, except very
+        long ones. The manifest has the highest id that was held out of each source. Every such id
+        must be in the shard, and the highest of them must be the highest id in the shard.
 
         Args:
             ids: [n] uint64, ascending: the first 64 bits of the ids of the shard's documents.
@@ -156,9 +171,10 @@ class DeepCheck:
             yield f"the manifest says that {last_ids}; its shard ends with {ids[-1]:016x}..."
 
     def findings(self) -> Iterator[Finding]:
-        """Yields a finding for each share that is too far from its rule to be chance.
+        """Yields a finding for each measured share that cannot have come about by chance.
 
-        A share is, for example, that of [MASK] among the masked positions.
+        For example, [MASK] should be at 80 % of the masked positions. A measured share differs a
+        little, and a finding says that it differs too much.
         """
         for (split, seq_len), shares in sorted(self.shares.items()):
             rule = self._rules[seq_len].masking

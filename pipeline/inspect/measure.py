@@ -1,8 +1,11 @@
 """Measures a bounded sample of a dataset for report.json: lengths, and some instances.
 
 At most SAMPLE_BLOCKS blocks of each split and sequence length are read, spread evenly over passes
-and shards. Lengths of documents are from the first rows of the index of at most SAMPLE_PARTS token
-parts. An index is sorted by a hash of the text, so that its first rows are a random sample.
+and shards.
+
+The lengths of documents are read from the encoded documents, which are files called token parts.
+Each has an index with one row per document. The first rows of at most SAMPLE_PARTS indexes are
+read. An index is sorted by a hash of the text, so its first rows are a random sample.
 """
 
 from bisect import bisect_right
@@ -32,11 +35,16 @@ _DOCUMENT_EDGES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, No
 
 
 def measure_group(dataset: Dataset, group: Group) -> dict[str, Any]:
-    """Measures a sample of the instances of one split and sequence length.
+    """Measures a sample of the instances of one split and sequence length, for report.json.
+
+    Args:
+        dataset: The dataset.
+        group: The split and the sequence length.
 
     Returns:
-        What report.json has about the group: the size of the `sample`, the `lengths` of its
-        instances as `count_lengths` returns them, and some `sample_instances` with each label.
+        A mapping of `sample` to the number of blocks and instances in the sample, `lengths` to the
+        result of `count_lengths` for its instances, and `sample_instances` to at most two instances
+        with the next segment B and two with a random one.
     """
     key = (group.split, group.seq_len)
     shards = [shard for shard in dataset.all_shards if (shard.split, shard.seq_len) == key]
@@ -67,7 +75,7 @@ def choose_blocks(shards: Sequence[Shard], most: int) -> list[tuple[Shard, int]]
         most: The most blocks to choose.
 
     Returns:
-        Each block as its shard and its number in the shard.
+        The shard of each chosen block, and the block's number in the shard, from 0.
     """
     bounds = np.cumsum([0, *map(_num_blocks, shards)]).tolist()
     count = min(most, bounds[-1])
@@ -107,8 +115,9 @@ def measure_documents(tokens: EncodedDocuments | None) -> dict[str, Any] | None:
         tokens: The encoded documents of the dataset, or None if they are gone.
 
     Returns:
-        What report.json has about documents: the size of the `sample`, examples of dropped
-        documents, and `document_tokens` as `count_lengths` returns them. None without `tokens`.
+        For report.json, a mapping of `sample` to the number of documents in the sample and in all,
+        `dropped_examples` to examples of dropped documents, and `document_tokens` to the result of
+        `count_lengths` for the sample. None if `tokens` is None.
     """
     if tokens is None:
         return None
@@ -136,12 +145,12 @@ def _instances(
     label: bool,
     vocabulary: Vocabulary,
 ) -> Iterator[dict[str, Any]]:
-    """Yields the instances with one label, each with its place in the dataset, lazily.
+    """Yields the instances of some blocks whose segment B is random, or is not, lazily.
 
     Args:
-        chosen: The shard and the number in the shard of each block.
+        chosen: For each block, its shard and its number in the shard.
         blocks: The blocks.
-        label: Whether segment B is random.
+        label: True for instances with a random segment B, False for the others.
         vocabulary: The dataset's vocabulary.
 
     Yields:

@@ -7,11 +7,17 @@ from pipeline.shards.dataset import Dataset
 
 
 def measure_mixture(dataset: Dataset, licences: Mapping[str, str]) -> list[dict[str, Any]]:
-    """Returns one row per source, in the order of the sources' numbers.
+    """Measures what each source contributes, for report.json.
 
     Args:
         dataset: The dataset.
-        licences: Licence of a source by its name; a source that is missing has none.
+        licences: The licence of each source by the source's name. A source without a licence may be
+            missing.
+
+    Returns:
+        One mapping per source, in the order of the sources in the manifest. It has the source's
+        name, licence, language and weight, the numbers of its documents and tokens, and its shares
+        of the corpus and of the train instances.
     """
     sources = dataset.manifest.sources
     tokens = [source["counters"]["distinct_tokens"] for source in sources]
@@ -46,7 +52,7 @@ def format_mixture(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def find_unused(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Returns a message for each source that contributes nothing to the train instances.
+    """Returns a message for each source of which the train instances hold nothing, with the reason.
 
     Args:
         rows: The result of `measure_mixture`.
@@ -66,7 +72,12 @@ def find_unused(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _trained_tokens(dataset: Dataset, num_sources: int) -> list[int]:
-    """Returns the number of tokens that each source has in all train instances of all passes."""
+    """Returns the number of tokens of each source in the train instances, of all passes together.
+
+    Args:
+        dataset: The dataset.
+        num_sources: The number of its sources.
+    """
     train = [shard for shard in dataset.all_shards if shard.split == "train"]
     if num_sources == 1:
         return [sum(shard.tokens for shard in train)]
@@ -74,10 +85,11 @@ def _trained_tokens(dataset: Dataset, num_sources: int) -> list[int]:
 
 
 def find_dropped(counters: Mapping[str, int]) -> dict[str, int]:
-    """Returns the number of dropped documents by reason; reasons that dropped none are left out.
+    """Returns how many documents were dropped for each reason, without reasons of no documents.
 
     Args:
-        counters: Counters of a manifest, which begin with "dropped_" for dropped documents.
+        counters: The counters of a manifest. Those of dropped documents are called "dropped_"
+            followed by the reason.
     """
     return {
         name.removeprefix("dropped_"): count

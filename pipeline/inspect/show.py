@@ -33,8 +33,8 @@ def show_instances(
         split: "train" or "validation".
         seq_len: The sequence length of the instances.
         count: How many instances are shown.
-        tokens: The encoded documents, by which the text says where each document is from; None if
-            they are gone.
+        tokens: The encoded documents, from which the origin of each document is known. If None,
+            origins are not shown.
     """
     vocabulary = read_vocabulary(dataset)
     dataset.num_passes(split, seq_len)
@@ -52,7 +52,7 @@ def show_instances(
 
 
 def _rows_of(dataset: Dataset, split: str, seq_len: int) -> Iterator[tuple[Shard, Block]]:
-    """Yields the instances of pass 0, lazily.
+    """Yields the instances of pass 0 one by one, lazily.
 
     Args:
         dataset: The dataset.
@@ -60,7 +60,7 @@ def _rows_of(dataset: Dataset, split: str, seq_len: int) -> Iterator[tuple[Shard
         seq_len: The sequence length of the instances.
 
     Yields:
-        The shard of an instance, and a block that holds this instance alone.
+        The shard that an instance is in, and a block whose only instance it is.
     """
     for shard in dataset.shards(split, seq_len, 0):
         for block in read_blocks(dataset, shard):
@@ -93,11 +93,13 @@ def format_instance(instance: Mapping[str, Any], places: Mapping[str, str]) -> s
 def format_dropped(
     examples: Sequence[Mapping[str, str]] | None, counters: Mapping[str, Any]
 ) -> Iterator[str]:
-    """Yields, for each reason, the number of documents that it dropped, then examples of them.
+    """Yields lines that say how many documents were dropped for each reason, with examples.
 
     Args:
-        examples: Examples from a report, with `reason`, `where` and `text`; None if they are gone.
-        counters: Counters of a manifest, which begin with "dropped_" for dropped documents.
+        examples: Dropped documents from report.json, each with the keys `reason`, `where` and
+            `text`. None if the encoded documents, which hold them, are gone.
+        counters: The counters of a manifest. Those of dropped documents are called "dropped_"
+            followed by the reason.
     """
     for name, count in counters.items():
         reason = name.removeprefix("dropped_")
@@ -118,8 +120,9 @@ def describe_instance(block: Block, vocabulary: Vocabulary) -> dict[str, Any]:
         vocabulary: The dataset's vocabulary.
 
     Returns:
-        A mapping whose `a` and `b` are the segments. Each is a list of texts and, for each masked
-        piece, a mapping of what is `shown` to the model and the `original`.
+        A mapping with the keys `a` and `b` for the segments, each as `_split_at_masks` returns it;
+        `is_random_next`; `document_a` and `document_b`, the first 64 bits of the documents' ids in
+        hex; and `tokens` and `masked`, the numbers of tokens and of masked positions.
     """
     pieces = [vocabulary.tokens[token] for token in block.input_ids]
     labels = zip(block.masked_lm_positions.tolist(), block.masked_lm_ids, strict=True)
@@ -139,16 +142,22 @@ def describe_instance(block: Block, vocabulary: Vocabulary) -> dict[str, Any]:
 def _split_at_masks(
     pieces: Sequence[str], originals: dict[int, str], positions: range
 ) -> list[Any]:
-    """Returns a segment as a list of texts and masked pieces, in their order.
+    """Splits a segment into masked pieces and the texts between them, in their order.
 
     Args:
-        pieces: The pieces of the instance that the model is shown.
-        originals: The original pieces by their positions, for masked positions.
-        positions: The positions of the segment.
+        pieces: All pieces of the instance, as the model gets them: with [MASK] at most masked
+            positions.
+        originals: The original piece at each masked position.
+        positions: The positions of the segment in the instance.
 
     Returns:
-        A str for each sequence of pieces that are not masked, joined to words; and for each masked
-        piece a dict of the piece that is `shown` to the model and the `original` piece.
+        A list. A masked piece is a dict with the keys `shown`, for what the model gets, and
+        `original`. The pieces between two masked ones are one str, in which they are joined to
+        words.
+
+    Examples:
+        "the dog bar [MASK] loud" with an original "##ked" gives
+        `["the dog bar", {"shown": "[MASK]", "original": "##ked"}, " loud"]`.
     """
     items: list[Any] = []
     text = ""
@@ -168,15 +177,20 @@ def _split_at_masks(
 
 
 def format_segment(items: Sequence[Any]) -> str:
-    """Returns a segment as text, with masked pieces as `_mark` writes them.
+    """Returns a segment as one line of text, in which masked words are in brackets.
 
     Args:
-        items: The texts and masked pieces of the segment, as in the result of `describe_instance`.
+        items: The texts and masked pieces of the segment, as `describe_instance` returns them.
     """
     return "".join(item if isinstance(item, str) else _mark(**item) for item in items)
 
 
 def _mark(shown: str, original: str) -> str:
-    """Returns a masked piece as [shown>original], or as [original] if the model is shown that."""
+    """Returns a masked piece as text: [shown>original], or [original] if both are the same.
+
+    Args:
+        shown: The piece that the model gets at this position.
+        original: The piece that the model has to predict.
+    """
     word = original.removeprefix(CONTINUATION)
     return f"[{word}]" if shown == original else f"[{shown}>{word}]"

@@ -37,9 +37,10 @@ _MUCH_UNKNOWN = 0.01
 def summarize_dataset(
     dataset: Dataset, tokens: str | None = None, options: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Returns the numbers of a finished dataset: the value of `dataset` in report.json.
+    """Collects the numbers of a finished dataset. They are the value of `dataset` in report.json.
 
-    They are totals from its manifest and tables, and measures of a bounded sample of its blocks.
+    Totals are from the dataset's manifest and tables. Lengths and examples are from a sample of its
+    blocks, whose size is bounded.
 
     Args:
         dataset: The dataset.
@@ -109,9 +110,10 @@ def format_report(report: dict[str, Any]) -> str:
 
 
 def read_report(dataset: Dataset) -> dict[str, Any]:
-    """Returns the content of report.json. It is computed anew if it is missing or out of date.
+    """Returns the content of report.json, or computes it if the file is missing or out of date.
 
-    Nothing is written.
+    Nothing is written. The file is out of date if it is about another dataset, or if it has another
+    REPORT_VERSION.
 
     Raises:
         ValueError: report.json, or a file that is read to compute it, is damaged.
@@ -131,8 +133,8 @@ def dataset_name(dataset: Dataset) -> str:
 def load_report(dataset: Dataset) -> dict[str, Any]:
     """Returns the content of report.json as it is stored.
 
-    The result is empty if there is no such file, or if it is about a dataset with another root
-    hash.
+    The result is empty if there is no such file. It is empty too if the file is about another
+    dataset, so that its root hash is not that of `dataset`.
 
     Raises:
         ValueError: The file is damaged.
@@ -154,16 +156,22 @@ def write_report(dataset: Dataset, report: dict[str, Any]) -> None:
 
 
 def tokens_url(report: Mapping[str, Any]) -> str | None:
-    """Returns the folder or URL of the encoded documents, as report.json has it.
+    """Returns the folder or URL of the encoded documents, from the build's setting `tokens`.
 
-    None means that they are at their usual place, below the dataset.
+    None means that they are in the folder `tokens` of the dataset.
+
+    Args:
+        report: The content of report.json.
     """
     url: str | None = report.get("build", {}).get("settings", {}).get("tokens")
     return url
 
 
 def _summarize_group(dataset: Dataset, group: Group) -> dict[str, Any]:
-    """Returns shares and sampled measures of one split and sequence length, for report.json."""
+    """Returns the numbers of one split and sequence length, for report.json.
+
+    Mean length and shares are from the manifest. Other numbers are from a sample of instances.
+    """
     shown = {"mask": group.masked_as_mask, "kept": group.masked_kept}
     shown["random"] = group.masked - sum(shown.values())
     return {
@@ -177,10 +185,13 @@ def _summarize_group(dataset: Dataset, group: Group) -> dict[str, Any]:
 
 
 def _measure_coverage(dataset: Dataset) -> dict[str, Any]:
-    """Checks by the shards' seals that every pass holds every document.
+    """Checks that every train pass holds every document, by the seals of its shards.
+
+    A seal has the number of documents of a shard, and a checksum of their ids.
 
     Returns:
-        What report.json has: whether it `is_whole`, and a sentence that is `said` about it.
+        For report.json, a mapping of `is_whole` to whether no document is missing, and `said` to
+        the result in words.
     """
     manifest = dataset.manifest
     shards = dataset.all_shards
@@ -191,7 +202,15 @@ def _measure_coverage(dataset: Dataset) -> dict[str, Any]:
 
 
 def _summarize_sources(rows: Sequence[Mapping[str, Any]] | None) -> dict[str, Any] | None:
-    """Returns the number and bytes of the input files and the largest of them, for report.json."""
+    """Summarizes the input files, for report.json.
+
+    Args:
+        rows: The rows of sources.parquet, one per input file; None if there is no such file.
+
+    Returns:
+        A mapping with the number of `files`, their total `bytes`, and the rows of the `largest`
+        files. None if `rows` is None.
+    """
     if rows is None:
         return None
     largest = sorted(rows, key=lambda row: (-row["bytes"], row["url"]))[:_NUM_SOURCES]
@@ -253,7 +272,9 @@ class Check(NamedTuple):
 
 
 def find_checks(dataset: Mapping[str, Any]) -> Iterator[Check]:
-    """Yields the outcome of every check.
+    """Checks the numbers of a dataset for what usually means a mistake, such as much [UNK].
+
+    Yields the outcome of every check, whether passed or not.
 
     Args:
         dataset: The numbers that `summarize_dataset` returns.

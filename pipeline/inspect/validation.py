@@ -15,15 +15,16 @@ _MOST_NAMES = 8
 def measure_validation(
     sources: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """Measures what is held out, in total and by source.
+    """Measures how much of each source the validation split holds, for report.json.
 
     Args:
         sources: The sources in a manifest.
         settings: The settings in the manifest.
 
     Returns:
-        What report.json has about it: numbers in total and by source, a sentence (`said`) and
-        `warnings`. None if the manifest does not say what each source contributes.
+        A mapping with `documents`, `tokens` and `share` (of all tokens) for the whole split; the
+        same numbers of each source under `sources`; a clause in words under `said`; and `warnings`.
+        None if the manifest does not say what is held out of each source.
     """
     if not sources or any("validation" not in source for source in sources):
         return None
@@ -49,10 +50,10 @@ def measure_validation(
 
 
 def format_validation(measured: Mapping[str, Any] | None) -> list[str]:
-    """Returns lines of text about the validation split, with the warnings.
+    """Returns lines of text about the validation split: what it holds, and then the warnings.
 
     Args:
-        measured: The result of `measure_validation`.
+        measured: The result of `measure_validation`. None gives no lines.
     """
     if measured is None:
         return []
@@ -62,7 +63,10 @@ def format_validation(measured: Mapping[str, Any] | None) -> list[str]:
 
 
 def _describe(measured: Mapping[str, Any]) -> str:
-    """Returns the rest of a sentence that begins with "validation": what the split holds."""
+    """Describes what the validation split holds, as in "holds 12 documents of 24,000 tokens, ...".
+
+    The caller puts a subject before it, such as "validation".
+    """
     rows = [row for row in measured["sources"] if row["documents"]]
     if not rows:
         return "holds no documents"
@@ -80,9 +84,14 @@ def _describe(measured: Mapping[str, Any]) -> str:
 
 
 def _warnings(measured: Mapping[str, Any], settings: Mapping[str, Any]) -> Iterator[str]:
-    """Yields a warning for each weakness of the validation split, and how to mend it.
+    """Yields a warning for each weakness of the validation split, which says how to mend it.
 
-    The split may be missing, lack sources, be small, be large, or be mostly of one source.
+    The split may be missing although the settings ask for one, hold nothing of a source, be too
+    small or too large, or be mostly of one source.
+
+    Args:
+        measured: What `measure_validation` returns, without `said` and `warnings`.
+        settings: The settings in the manifest.
     """
     fraction = settings["validation_fraction"]
     if not fraction:
@@ -131,12 +140,12 @@ def _warnings(measured: Mapping[str, Any], settings: Mapping[str, Any]) -> Itera
 
 
 def _explain(row: Mapping[str, Any], settings: Mapping[str, Any], num_needed: int) -> str:
-    """Returns why a source contributes no documents, and the flags with which it would.
+    """Explains why none of a source's documents are held out, and which flags would change that.
 
     Args:
-        row: The source, as `measure_validation` describes it.
+        row: The source, as in `sources` of the result of `measure_validation`.
         settings: The settings in the manifest.
-        num_needed: How many documents the source should contribute.
+        num_needed: How many documents of the source should be held out.
     """
     number = row["of_documents"]
     if number < 3:
@@ -160,11 +169,13 @@ def _round_up(share: float, digits: int) -> float:
 
 
 def _join(reasons: Sequence[tuple[str, str]], *, names: bool) -> str:
-    """Joins the reasons of sources by commas; a long list ends in "and 3 more sources".
+    """Joins explanations of several sources to one text, with commas between them.
+
+    After some sources the text ends in "and 3 more sources".
 
     Args:
-        reasons: The name of each source, and why it contributes nothing.
-        names: Whether the names are written too.
+        reasons: For each source, its name and the result of `_explain`.
+        names: Whether the text names the sources.
     """
     texts = [f"{name} ({reason})" if names else reason for name, reason in reasons]
     num_more = len(texts) - _MOST_NAMES
