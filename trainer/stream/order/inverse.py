@@ -1,6 +1,8 @@
-"""Says at which positions of the stream an instance is read: rules 1, 2, 3 and 7 the other way.
+"""Computes the positions of the stream at which given instances are read.
 
-docs/order.md has the rules. Everything here is a pure function of the order of the stream.
+order.py applies rules 1, 2, 3 and 7 of docs/order.md from a position to its instance; this file
+applies them from an instance to its positions. Everything here is a pure function of the order of
+the stream.
 """
 
 import numpy as np
@@ -19,10 +21,11 @@ def positions_in_epoch(
 ) -> Array:
     """Returns the stream positions at which one epoch of a dataset reads some instances.
 
-    An epoch reads every instance of its pass once. Skipped positions are returned as well.
+    An epoch reads every instance of its pass once, so each instance has one position. It is
+    returned even if the stream skips it.
 
     Args:
-        order: The order of the stream, of which the pass of the epoch must be known.
+        order: The order of the stream. It must have the pass that the epoch reads.
         dataset: Index of the dataset in the mixture.
         epoch: Number of the epoch; it reads pass `epoch` mod the number of passes.
         shard: Index of each instance's shard in that pass, int64 [I].
@@ -43,9 +46,16 @@ def positions_in_epoch(
 
 
 def _place_of(instance: Array, num_instances: int, num_lanes: int) -> Array:
-    """Returns the places in an epoch of instances, whose numbers count along its shards.
+    """Returns the places that instances have in their epoch, int64 [I].
 
-    It undoes rule 2 and the end of rule 3: the instance at depth k of lane l has place k K + l.
+    This is the inverse of rule 2 and of the end of rule 3: the instance at depth k of lane l has
+    place k K + l, where K is the number of lanes.
+
+    Args:
+        instance: Number of each instance, counted along the shards in the order of the epoch,
+            int64 [I].
+        num_instances: Number of instances of the epoch.
+        num_lanes: The number of lanes K.
     """
     quotient, num_longer = divmod(num_instances, num_lanes)
     num_in_longer = num_longer * (quotient + 1)
@@ -60,7 +70,14 @@ def _place_of(instance: Array, num_instances: int, num_lanes: int) -> Array:
 
 
 def _stream_position(order: StreamOrder, dataset: int, own_position: Array) -> Array:
-    """Returns the stream positions of positions counted within a dataset (rule 7)."""
+    """Converts positions that are counted within one dataset to positions of the stream (rule 7).
+
+    Args:
+        order: The order of the stream.
+        dataset: Index of the dataset in the mixture.
+        own_position: Positions counted within the dataset, as `own_position` of order.py returns
+            them, int64 [I].
+    """
     if len(order.weights) == 1:
         return own_position
     period, num_drawn_MD = count_draws(order.weights)

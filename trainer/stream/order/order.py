@@ -43,7 +43,7 @@ class PassInstances(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StreamOrder:
-    """Everything but the position that decides which instance is at a position of the stream.
+    """The facts that decide which instance is at each position of the stream.
 
     Attributes:
         datasets: The passes of each dataset. Only the names of their shards and the numbers of
@@ -51,8 +51,9 @@ class StreamOrder:
         weights: The weight of each dataset in the mixture.
         seed: Seed of the order of shards.
         num_lanes: The number of lanes K, the same for the whole stream.
-        skipped: Positions that no batch takes, as ascending stretches that do not touch.
-        left_out: Instances of each pass of each dataset whose positions no batch takes in any
+        skipped: Ranges of positions that no batch takes. They ascend, and between two of them there
+            is at least one position.
+        left_out: For each dataset and each of its passes, the instances that no batch takes in any
             epoch. Empty if every instance is read.
     """
 
@@ -103,11 +104,14 @@ def lane_start(num_instances: Array, num_lanes: int, lane: Array) -> Array:
 
 
 def locate(pass_instances: Sequence[int], position: int) -> tuple[int, int]:
-    """Returns the epoch of one of a dataset's positions, and the place in that epoch (rule 3).
+    """Returns the epoch that a position within a dataset belongs to, and the place in it (rule 3).
 
     Args:
         pass_instances: Number of instances of each pass of the dataset.
         position: A position counted within the dataset, as `own_position` returns it.
+
+    Returns:
+        Number of the epoch; and the place, counted from the start of the epoch.
     """
     pass_bounds = list(accumulate(pass_instances, initial=0))
     num_rounds, place_in_round = divmod(position, pass_bounds[-1])
@@ -117,10 +121,10 @@ def locate(pass_instances: Sequence[int], position: int) -> tuple[int, int]:
 
 
 def mixture_word(weights: Sequence[int]) -> list[int]:
-    """Returns which dataset each position of one period draws from (rule 7).
+    """Returns the dataset that each position of one period draws from, as an index (rule 7).
 
-    Each position goes to the dataset that is furthest behind its share, counting this position. The
-    first of several equals wins.
+    The period is the sum of the weights. Each position goes to the dataset that would be furthest
+    behind its share if it did not get this position, and of equals to the first one.
     """
     period = sum(weights)
     num_drawn = [0] * len(weights)
@@ -163,7 +167,7 @@ def own_position(weights: Sequence[int], dataset: int, position: int) -> int:
 
 @lru_cache(maxsize=64)
 def epoch_shards(order: StreamOrder, dataset: int, epoch: int) -> tuple[Array, Array]:
-    """Returns the shards of an epoch in their order, and the bounds of their instances.
+    """Returns the shards of an epoch in the order in which it reads them, and where each begins.
 
     Args:
         order: The order of the stream.
@@ -171,8 +175,8 @@ def epoch_shards(order: StreamOrder, dataset: int, epoch: int) -> tuple[Array, A
         epoch: Number of the epoch.
 
     Returns:
-        Index of each shard in its pass, int64 [S]; and the first instance of each shard, counted
-        from the start of the epoch, followed by the number of instances of the epoch, int64 [S+1].
+        For each shard its index in the pass, int64 [S]. And for each shard the number of instances
+        of the epoch before it, with the number of all its instances at the end, int64 [S+1].
     """
     passes = order.datasets[dataset]
     shards = passes[epoch % len(passes)]

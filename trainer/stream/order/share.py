@@ -56,7 +56,10 @@ def rank_slots(global_batch: int, rank: int, world_size: int) -> tuple[int, int]
 
 
 class _Spans(NamedTuple):
-    """The spans of several steps as a table; steps with fewer spans than others have empty ones.
+    """The spans of S steps as a table.
+
+    A step has at most E spans. If it has fewer, its row of the table ends with empty spans, whose
+    start and stop are equal.
 
     Attributes:
         epochs: The different (dataset, epoch) pairs of all spans.
@@ -74,15 +77,18 @@ class _Spans(NamedTuple):
 
 
 class _EpochLine(NamedTuple):
-    """Some epochs laid end to end; an instance is known by its place on this line.
+    """Several epochs laid end to end, as one line of instances.
+
+    The shards of each epoch are in the order in which the epoch reads them. The number of an
+    instance along the whole line is called its place on the line.
 
     Attributes:
         epoch_start: Place of the first instance of each epoch, one entry per epoch.
-        shard_bounds: Place of the first instance of each shard, and one past the last instance of
-            all; one entry more than there are shards. Shards without instances repeat a place.
+        shard_bounds: Place of the first instance of each shard, and at the end one past the place
+            of the last instance. A shard without instances has the same entry as the next shard.
         shard: Index of each shard in its pass.
-        dataset: Dataset of each shard.
-        epoch: Epoch of each shard.
+        dataset: Index of the dataset of each shard.
+        epoch: Number of the epoch of each shard.
     """
 
     epoch_start: Array
@@ -93,12 +99,14 @@ class _EpochLine(NamedTuple):
 
 
 class _LineRanges(NamedTuple):
-    """Ranges of consecutive instances, in the order of steps and slots; every field is int64 [R].
+    """Ranges of consecutive instances on an `_EpochLine`; every field is int64 [R].
+
+    The ranges are in the order of steps, and within a step in the order of slots.
 
     Attributes:
         step: Index of the step that takes the range.
-        start: Place of the first instance on the line of epochs.
-        stop: One past the last place.
+        start: Place on the line of the first instance.
+        stop: One past the place of the last instance.
     """
 
     step: Array
@@ -107,11 +115,13 @@ class _LineRanges(NamedTuple):
 
 
 class _ShardRanges(NamedTuple):
-    """Ranges that do not cross shards, in the order of steps and slots; every field is int64 [R].
+    """Ranges of consecutive instances, each within one shard; every field is int64 [R].
+
+    The ranges are in the order of steps, and within a step in the order of slots.
 
     Attributes:
         step: Index of the step that takes the range.
-        line_shard: Index of the shard among the shards of all epochs, one epoch after another.
+        line_shard: Index of the shard among all shards of an `_EpochLine`.
         start: First instance, counted from the start of the shard.
         stop: One past the last instance.
     """
@@ -132,9 +142,10 @@ def plan_steps(
 ) -> tuple[Rows, Array]:
     """Returns the rows that one rank reads of several global batches (rules 4, 5 and 8).
 
-    Rule 4 sorts a batch by lane, dataset, epoch and depth. Each lane of a span gives a batch one
-    range of consecutive instances, so nothing has to be sorted: these ranges are laid out in order,
-    the rank's slots are cut out of them, and the result is cut at the borders of shards and blocks.
+    Rule 4 sorts a batch by lane, dataset, epoch and depth. A batch takes one range of consecutive
+    instances from each lane of each span, so nothing has to be sorted: these ranges are laid out in
+    order, and those in the rank's slots are taken. They are then cut at the borders of shards and
+    of blocks.
 
     Args:
         order: The order of the stream.
@@ -145,8 +156,8 @@ def plan_steps(
         block_size: Instances of every block of a shard but the last.
 
     Returns:
-        The rows [R] of all batches, one batch after another; and the index of the first row of each
-        batch, followed by R, int64 [S+1].
+        The ranges of rows of all batches, R of them, one batch after another; and their bounds,
+        int64 [S+1]: batch s has the entries bounds[s] to bounds[s + 1] - 1.
     """
     slots = rank_slots(global_batch, rank, world_size)
     spans = _tabulate_spans([[*step_spans(order, start, global_batch)] for start in positions])
@@ -166,10 +177,11 @@ def plan_steps(
 def default_num_lanes(
     global_batch: int, pass_instances: Iterable[int], block_instances: int
 ) -> int:
-    """Returns the number of lanes of a new stream: the ranges of a pass that are read in turn.
+    """Returns the number of lanes of a new stream.
 
-    As docs/order.md says at the end of "Rules", the number is the largest divisor of the global
-    batch that is at most max(1, min(256, min(N) // (8 b))).
+    Lanes are the equal ranges of a pass that are read in turn. As docs/order.md says at the end of
+    "Rules", their number is the largest divisor of the global batch that is at most
+    max(1, min(256, min(N) // (8 b))).
 
     Args:
         global_batch: Instances of a step over all ranks.
@@ -182,10 +194,12 @@ def default_num_lanes(
 
 
 def _tabulate_spans(spans_of_steps: Sequence[Sequence[Span]]) -> _Spans:
-    """Returns the spans of S steps as arrays [S, E].
+    """Returns the spans of S steps as a table.
 
-    E is the number of spans of the step that has the most. The rows of steps with fewer spans are
-    filled up with empty spans.
+    The table has a row for each step, and as many columns as the step with the most spans needs.
+
+    Args:
+        spans_of_steps: The spans of each step, at least one.
     """
     keys = ((span.dataset, span.epoch) for spans in spans_of_steps for span in spans)
     index_of = {key: index for index, key in enumerate(dict.fromkeys(keys))}
@@ -203,7 +217,12 @@ def _tabulate_spans(spans_of_steps: Sequence[Sequence[Span]]) -> _Spans:
 
 @lru_cache(maxsize=8)
 def _lay_end_to_end(order: StreamOrder, epochs: tuple[tuple[int, int], ...]) -> _EpochLine:
-    """Lays epochs, given as (dataset, epoch), end to end in the order given."""
+    """Lays the instances of several epochs end to end, in the order given.
+
+    Args:
+        order: The order of the stream.
+        epochs: The epochs, each as (index of the dataset, number of the epoch).
+    """
     shards_of_epochs = []
     bounds_of_epochs = []  # where the shards of each epoch begin, counted from its start
     for dataset, epoch in epochs:
@@ -233,7 +252,7 @@ def _take_slots(
 
     Args:
         spans: The spans of the steps.
-        line: The epochs of the spans.
+        line: The line of the epochs that the spans are part of.
         num_lanes: The number of lanes K.
         slots: The rank's first slot, and one past its last.
     """
@@ -264,7 +283,12 @@ def _take_slots(
 
 
 def _cut_at_shards(ranges: _LineRanges, line: _EpochLine) -> _ShardRanges:
-    """Cuts ranges of the line of epochs at the borders of shards."""
+    """Cuts ranges at the borders of shards, so that each is within one shard.
+
+    Args:
+        ranges: Ranges of the line.
+        line: The line of epochs.
+    """
     first = np.searchsorted(line.shard_bounds, ranges.start, side="right") - 1
     last = np.searchsorted(line.shard_bounds, ranges.stop, side="left") - 1
     source, line_shard = _expand(first, last)
@@ -284,16 +308,17 @@ def _cut_at_shards(ranges: _LineRanges, line: _EpochLine) -> _ShardRanges:
 def _cut_at_blocks(
     ranges: _ShardRanges, line: _EpochLine, block_size: int, num_steps: int
 ) -> tuple[Rows, Array]:
-    """Cuts ranges of shards at the borders of blocks (rule 8).
+    """Cuts ranges at the borders of blocks, so that each is within one block (rule 8).
 
     Args:
-        ranges: The ranges, in the order of steps.
-        line: The line whose shards the ranges name.
+        ranges: Ranges within shards, in the order of steps.
+        line: The line of epochs; `ranges.line_shard` is an index into its shards.
         block_size: Instances of every block of a shard but the last.
         num_steps: Number of steps S.
 
     Returns:
-        The rows [R], and the index of the first row of each step, followed by R, int64 [S+1].
+        The ranges of rows, R of them, in the order of steps; and their bounds, int64 [S+1]: step s
+        has the entries bounds[s] to bounds[s + 1] - 1.
     """
     source, block = _expand(ranges.start // block_size, (ranges.stop - 1) // block_size)
     line_shard = ranges.line_shard[source]

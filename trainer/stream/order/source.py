@@ -68,7 +68,9 @@ OpenedMixture = tuple[tuple[str, OpenedDataset, int], ...]
 
 
 def opened_mixture(mixture: Mixture) -> OpenedMixture:
-    """Returns a mixture in the form that is sent to other processes for `open_mixture_again`.
+    """Returns what another process needs to open the same mixture without reading files.
+
+    The result can be sent to the other process, which passes it to `open_mixture_again`.
 
     Raises:
         ValueError: A table cannot be read.
@@ -80,7 +82,12 @@ def opened_mixture(mixture: Mixture) -> OpenedMixture:
 def open_mixture_again(
     opened: OpenedMixture, storage_options: Mapping[str, Any] | None = None
 ) -> Mixture:
-    """Returns a mixture that another process has opened and checked, without reading any file."""
+    """Returns a mixture that another process has opened and checked; it reads no file.
+
+    Args:
+        opened: The result of `opened_mixture` in the other process.
+        storage_options: Options of the datasets' filesystems.
+    """
     return tuple(
         WeightedDataset(name, open_again(tables, storage_options), weight)
         for name, tables, weight in opened
@@ -148,7 +155,7 @@ def refuse_disagreement(mixture: Mixture) -> None:
 
 
 def _shared_facts(dataset: Dataset) -> dict[str, object]:
-    """Returns what all datasets of a mixture must have in common, by the names in messages."""
+    """Returns the facts that all datasets of a mixture must share, by their names in messages."""
     manifest = dataset.manifest
     return {
         "vocabularies (sha256)": manifest.vocab_sha256[:16],

@@ -1,4 +1,4 @@
-"""Puts how far a stream has come into plain numbers for checkpoints (docs/order.md, rule 6)."""
+"""Describes how far a stream has come, in plain numbers for checkpoints (docs/order.md, rule 6)."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -49,7 +49,10 @@ class DatasetState:
 
 @dataclass(frozen=True)
 class StreamState:
-    """Everything that decides the steps still to come, but for sizes, which may change at any step.
+    """The state of a stream, from which it can go on.
+
+    It decides which instances the steps still to come are made of. The sizes of a step
+    (`StepSizes`) are not part of it, because they may change at any step.
 
     Attributes:
         position: Stream position where the next step begins.
@@ -57,7 +60,8 @@ class StreamState:
         num_lanes: The number of lanes K.
         split: The split that is read, such as "train".
         seq_len: The length of the instances that are read.
-        skipped: Positions that no step takes, as ascending stretches that do not touch.
+        skipped: Ranges of positions that no step takes. They ascend, and between two of them there
+            is at least one position.
         datasets: The datasets, in the order of the mixture.
         left_out: The list of documents whose instances no step takes; None if there is none.
     """
@@ -118,7 +122,7 @@ class StreamState:
 
 
 def merge_stretches(stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:
-    """Returns the same positions as ascending stretches that do not touch."""
+    """Returns the same positions as stretches that ascend and neither overlap nor touch."""
     merged: list[Stretch] = []
     for start, stop in sorted(stretches):
         if merged and start <= merged[-1][1]:
@@ -129,10 +133,10 @@ def merge_stretches(stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:
 
 
 def parse_state(state: Mapping[str, Any]) -> StreamState:
-    """Returns the state of which `StreamState.to_dict` made plain values.
+    """Returns the stream's state that `StreamState.to_dict` has turned into plain values.
 
     Raises:
-        ValueError: The values are no such state, or are in another version's format.
+        ValueError: The values are not a stream's state, or are in another version's format.
     """
     if state.get("format") not in (STATE_FORMAT, LEAVING_OUT_FORMAT):
         raise ValueError(

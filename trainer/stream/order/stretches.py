@@ -1,6 +1,7 @@
-"""Says which positions a step takes: the next ones that exist (rule 6 of docs/order.md).
+"""Says which positions a step takes (rule 6 of docs/order.md).
 
-Positions in skipped stretches do not exist, nor do those of instances that are left out.
+A position exists unless it is in a skipped stretch or holds an instance that is left out. A step
+takes the next positions that exist.
 """
 
 from collections.abc import Iterable, Iterator
@@ -33,12 +34,14 @@ class Span(NamedTuple):
 
 
 def next_stretches(order: StreamOrder, position: int, count: int) -> list[Stretch]:
-    """Returns the next `count` positions that exist, as at least one stretch.
+    """Returns the next `count` positions that exist, as stretches in ascending order.
+
+    A position exists unless it is in a skipped stretch or holds an instance that is left out.
 
     Args:
         order: The order of the stream.
-        position: Where to begin.
-        count: Number of positions to return.
+        position: The first position that may be returned.
+        count: Number of positions to return, at least 1.
     """
     stretches: list[Stretch] = []
     while count:
@@ -51,12 +54,12 @@ def next_stretches(order: StreamOrder, position: int, count: int) -> list[Stretc
 
 
 def unskipped_stretches(skipped: Iterable[Stretch], position: int, count: int) -> list[Stretch]:
-    """Returns the next `count` positions that are not skipped, as at least one stretch.
+    """Returns the next `count` positions that are not skipped, as stretches in ascending order.
 
     Args:
-        skipped: Ascending stretches that do not touch.
-        position: Where to begin.
-        count: Number of positions to return.
+        skipped: The skipped stretches. They must ascend and not touch.
+        position: The first position that may be returned.
+        count: Number of positions to return, at least 1.
     """
     stretches = []
     for skip_start, skip_stop in skipped:
@@ -72,11 +75,17 @@ def unskipped_stretches(skipped: Iterable[Stretch], position: int, count: int) -
 
 
 def remove_left_out(order: StreamOrder, stretches: Iterable[Stretch]) -> list[Stretch]:
-    """Returns stretches without the positions that hold left-out instances, as stretches.
+    """Removes the positions that hold left-out instances from some stretches.
+
+    A stretch is a range of positions. One that holds a left-out instance is cut there, so that
+    several shorter ones can remain of it, or none.
 
     Args:
-        order: The order of the stream. It must have every pass that these positions read.
-        stretches: Ascending stretches that do not touch.
+        order: The order of the stream. Every pass that is read at these positions must be in it.
+        stretches: The stretches. They must ascend and not touch.
+
+    Returns:
+        The stretches that remain, in ascending order.
     """
     if not order.left_out:
         return list(stretches)
@@ -90,15 +99,18 @@ def remove_left_out(order: StreamOrder, stretches: Iterable[Stretch]) -> list[St
 
 
 def left_out_between(order: StreamOrder, start: int, stop: int) -> Array:
-    """Returns the positions that hold a left-out instance, ascending, int64 [I].
+    """Returns the positions from `start` to `stop` - 1 that hold a left-out instance.
 
     The left-out positions of an epoch are computed once and kept, so that later calls only look
-    up the part between `start` and `stop`.
+    them up.
 
     Args:
-        order: The order of the stream. It must have every pass that positions before `stop` read.
+        order: The order of the stream. Every pass that is read at these positions must be in it.
         start: First position to look at.
         stop: One past the last position to look at.
+
+    Returns:
+        The positions in ascending order, int64 [I].
     """
     found = []
     for dataset, epoch in _epochs_between(order, start, stop):
@@ -114,10 +126,10 @@ def left_out_between(order: StreamOrder, start: int, stop: int) -> Array:
 def first_left_out(order: StreamOrder, stop: int) -> int | None:
     """Returns the first position that holds a left-out instance, or None if there is none.
 
-    Positions in skipped stretches are passed over.
+    Positions in skipped stretches do not count.
 
     Args:
-        order: The order of the stream. It must have every pass that positions before `stop` read.
+        order: The order of the stream. Every pass that is read before `stop` must be in it.
         stop: Only positions before this one are considered.
     """
     candidates = []
@@ -132,7 +144,7 @@ def first_left_out(order: StreamOrder, stop: int) -> int | None:
 
 
 def is_in(stretches: Iterable[Stretch], positions: Array) -> Array:
-    """Returns which positions are in one of some stretches, bool [I]."""
+    """Returns for each of I positions whether one of the stretches has it, bool [I]."""
     is_inside = np.zeros(len(positions), np.bool_)
     for start, stop in stretches:
         is_inside |= (start <= positions) & (positions < stop)
@@ -140,7 +152,9 @@ def is_in(stretches: Iterable[Stretch], positions: Array) -> Array:
 
 
 def step_spans(order: StreamOrder, position: int, global_batch: int) -> Iterator[Span]:
-    """Yields the spans of epochs that hold the instances of one step, dataset by dataset.
+    """Yields the places in epochs whose instances one step takes, as spans.
+
+    The spans are in the order of datasets, and of one dataset in the order of the stream.
 
     Args:
         order: The order of the stream.
