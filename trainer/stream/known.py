@@ -1,7 +1,8 @@
-"""Keeps track of the passes of a mixture that exist; while a build goes on, more of them appear.
+"""Keeps track of the passes of a mixture that exist.
 
-The first P epochs of a dataset need its first P passes only. So the passes that are known give the
-order of all positions before the first position that needs an unknown pass.
+While a build goes on, it adds further passes to its dataset. Until it has written n passes, the
+order of the stream is known up to the first position that reads another pass: epoch e of a dataset
+reads pass e as long as e is below the number of passes.
 """
 
 from bisect import bisect_left, bisect_right
@@ -28,10 +29,11 @@ from trainer.stream.order.stretches import (
 
 
 class KnownPasses:
-    """The known passes of one split and length of a mixture; a build that goes on adds passes.
+    """The passes of a mixture that are known so far, of one split and one length.
 
     A pass is one set of instances made from the documents of a dataset. A build writes passes one
-    after another, and the passes that have been seen so far are the known ones.
+    after another. A pass becomes known when this object has seen that it is finished; a build that
+    goes on makes more of them known.
 
     Attributes:
         mixture: The datasets.
@@ -86,31 +88,40 @@ class KnownPasses:
 
     @property
     def first_pass_instances(self) -> list[int]:
-        """Number of instances of the first pass of every dataset."""
+        """Number of instances of each dataset's first pass."""
         return [bounds[1] for bounds in self._pass_bounds]
 
     def order(self, state: StreamState) -> StreamOrder:
-        """Returns the order over all known passes; the same object until another pass is known."""
+        """Returns the order of a stream over all passes that are known.
+
+        It returns the same object again until another pass becomes known, so that caches of results
+        can have it as a key.
+
+        Args:
+            state: A state of the stream, which has its seed, lanes and skipped stretches.
+        """
         num_known = tuple(map(len, self._passes))
         return self._order(state.seed, state.num_lanes, state.skipped, num_known)
 
     def reaches(self, position: int) -> bool:
-        """Returns whether it is known which instance is at every position before this one."""
+        """Returns whether the known passes suffice to say which instances are before a position."""
         return all(self._reaches(dataset, position) for dataset in range(len(self.mixture)))
 
     def next_stretches(
         self, state: StreamState, position: int, count: int, *, may_wait: bool
     ) -> list[Stretch] | None:
-        """Returns the next `count` positions that exist, as at least one stretch.
+        """Returns the next `count` positions that exist, as stretches in ascending order.
+
+        A position exists unless it is in a skipped stretch or holds an instance that is left out.
 
         Args:
             state: A state of the stream.
-            position: Where to begin.
-            count: Number of positions to return.
+            position: The first position that may be returned.
+            count: Number of positions to return, at least 1.
             may_wait: Whether to wait for passes that are being built.
 
         Returns:
-            The stretches; None if they need a pass that is not known, and waiting is not allowed.
+            The stretches. None if `may_wait` is False and a pass that they need is not known.
 
         Raises:
             FileNotFoundError: A pass did not appear within the time that the wait policy allows.
@@ -129,11 +140,18 @@ class KnownPasses:
         return stretches
 
     def leave_out(self, state: StreamState) -> StreamState:
-        """Returns the state of a stream that leaves out the documents that were given.
+        """Returns a stream's state that leaves out the documents that this object was given.
+
+        The stream may have left out a list of documents before. The documents given here must then
+        be that list, with or without further documents at its end. If this object was given none,
+        and the stream leaves none out, the state is returned unchanged.
+
+        Args:
+            state: A state of the stream.
 
         Raises:
-            ValueError: The state's list is not the beginning of the one given, or an instance of a
-                further document was consumed already.
+            ValueError: The documents do not begin with the stream's list. Or the stream has already
+                read an instance of a further document.
         """
         before = state.left_out
         if self._documents is None:
@@ -162,12 +180,13 @@ class KnownPasses:
         return replace(state, left_out=self._documents.state)
 
     def order_of_further(self, state: StreamState, num_before: int) -> StreamOrder:
-        """Returns an order that leaves out only what further documents of the list leave out.
+        """Returns an order that leaves out only the instances of documents added to the list.
 
         Args:
             state: A state of the stream.
-            num_before: How many first documents of the list do not count: instances that hold one
-                of them are not left out in this order.
+            num_before: Number of documents at the beginning of the list that were there before. An
+                instance that holds one of them is not left out in this order, even if it also holds
+                a document that was added.
         """
         assert self._documents is not None, "there is a list"
         left_out = []
@@ -180,7 +199,7 @@ class KnownPasses:
         return replace(self.order(state), left_out=tuple(left_out))
 
     def wait_for(self, position: int) -> None:
-        """Waits until all positions before this one are known, and adds every pass that exists.
+        """Waits until `reaches(position)` is true, and makes every pass known that exists by then.
 
         Raises:
             FileNotFoundError: No new file appeared for as long as the wait policy allows.
@@ -208,12 +227,13 @@ class KnownPasses:
     def describe(
         self, position: int, weights: Sequence[int] | None = None
     ) -> tuple[DatasetState, ...]:
-        """Returns the part of a stream's state at a position that is about the datasets.
+        """Returns the state of each dataset at a stream position, as a `StreamState` has it.
 
         Args:
             position: Stream position.
-            weights: Weights that decide how far each dataset has come at that position, if they
-                differ from those of the mixture. The returned states have the mixture's weights.
+            weights: Weights from which it is computed how far each dataset has come at the
+                position; None takes those of the mixture. They differ if a saved state with other
+                weights is compared. The returned states have the mixture's weights in any case.
         """
         states = []
         for index, source in enumerate(self.mixture):
@@ -238,9 +258,9 @@ class KnownPasses:
             position: Stream position.
             seed: Seed of the stream.
             num_lanes: The number of lanes K.
-            skipped: Stretches of positions that the stream leaves out, ascending and not touching.
-            weights: Weights that decide how far each dataset has come, if they differ from those of
-                the mixture.
+            skipped: Stretches of positions that no step takes, ascending and not touching.
+            weights: Weights from which it is computed how far each dataset has come; None takes
+                those of the mixture, as in `describe`.
         """
         return StreamState(
             position=position,
@@ -255,10 +275,16 @@ class KnownPasses:
     def _make_order(
         self, seed: int, num_lanes: int, skipped: tuple[Stretch, ...], _num_known: tuple[int, ...]
     ) -> StreamOrder:
-        """Makes the order of the passes that are known now.
+        """Makes the order of a stream over the passes that are known now.
 
-        The result is cached. `_num_known` is only a part of the cache's key, because the order
-        changes when one more pass becomes known.
+        The result is cached by the arguments.
+
+        Args:
+            seed: Seed of the stream.
+            num_lanes: The number of lanes K.
+            skipped: Stretches of positions that no step takes.
+            _num_known: Number of known passes of each dataset. It is not read; it makes the cache
+                return another order when a further pass has become known.
         """
         return StreamOrder(
             datasets=tuple(map(tuple, self._passes)),
@@ -279,7 +305,12 @@ class KnownPasses:
         return num_rounds * (len(bounds) - 1) + begun + share
 
     def _reaches(self, dataset: int, position: int) -> bool:
-        """Returns whether the known passes of one dataset suffice up to a stream position."""
+        """Returns whether one dataset's known passes suffice for all positions before `position`.
+
+        Args:
+            dataset: Index of the dataset.
+            position: Stream position.
+        """
         position_in_dataset = own_position(self.weights, dataset, position)
         return self._has_all(dataset) or position_in_dataset <= self._pass_bounds[dataset][-1]
 
@@ -296,7 +327,11 @@ class KnownPasses:
         assert is_added, f"{opened.url}: a finished dataset lacks a pass"
 
     def _add_next(self, dataset: int) -> bool:
-        """Adds the next pass of a dataset if it exists; returns whether it does."""
+        """Makes the next pass of a dataset known if it exists, and returns whether it does.
+
+        Raises:
+            ValueError: The pass has no instances, or all of them are left out.
+        """
         opened = self.mixture[dataset].dataset
         number = len(self._passes[dataset])
         if not opened.find_pass(self.split, self.seq_len, number):

@@ -24,11 +24,14 @@ class LeftOutDocuments:
     """Documents whose instances a stream leaves out.
 
     Attributes:
-        documents: The first 64 bits of each id, in the order of the list, without repetition.
-        cache_dir: Folder for what is found out about documents; None for the default of
-            `open_document_index`.
-        found: For passes that were looked into: the instances that hold some of the documents,
-            each with the index in `documents` of the first document of the list that it holds.
+        documents: The first 64 bits of each document's id, in the order of the list, without
+            repetition.
+        cache_dir: Folder for the index that finds the instances of documents; None takes the
+            default of `open_document_index`.
+        found: For each pass that was searched, the instances that hold at least one of the
+            documents, and one number for each of these instances, int64 [I]. It is the index in
+            `documents` of the document that the instance holds; if it holds several, of the one
+            that comes first in the list.
     """
 
     documents: tuple[int, ...]
@@ -37,19 +40,22 @@ class LeftOutDocuments:
 
     @property
     def state(self) -> ListState:
-        """The number and the hash of all documents, which a stream's state keeps."""
+        """The number and the hash of these documents, as a stream's state keeps them."""
         return self.state_of_first(len(self.documents))
 
     def state_of_first(self, count: int) -> ListState:
-        """Returns the number and the hash of the first `count` documents of the list."""
+        """Returns what `state` is for a list of only the first `count` documents."""
         return ListState(count, hash_documents(self.documents[:count]))
 
     def look_into(self, mixture: Mixture, seq_lens: Iterable[int]) -> "LeftOutDocuments":
-        """Returns the same documents, with their instances in all passes that are known.
+        """Searches all known passes for instances of the documents.
+
+        Returns a copy of this object that has the result in `found`, so that `instances` does not
+        search these passes again.
 
         Args:
-            mixture: The datasets.
-            seq_lens: Lengths of instances.
+            mixture: The datasets, of which the train split is searched.
+            seq_lens: The lengths of instances to search.
 
         Raises:
             FileNotFoundError: A file of a dataset is missing.
@@ -75,8 +81,8 @@ class LeftOutDocuments:
             dataset: The dataset.
             seq_len: The length of the instances.
             pass_index: The number of the pass, which must be known.
-            num_before: An instance is not returned if it holds one of the first `num_before`
-                documents of the list.
+            num_before: Only instances that hold none of the first `num_before` documents of the
+                list are returned.
         """
         key = dataset.url, seq_len, pass_index
         found = self.found.get(key) or self._find(dataset, seq_len, {pass_index})[key]
@@ -87,7 +93,15 @@ class LeftOutDocuments:
     def _find(
         self, dataset: Dataset, seq_len: int, passes: set[int]
     ) -> dict[_PassKey, tuple[PassInstances, Array]]:
-        """Looks for the instances of some passes in the index of a dataset's documents."""
+        """Searches passes of a dataset for instances of the documents.
+
+        Returns the entries of `found` for these passes.
+
+        Args:
+            dataset: The dataset, whose index of documents is opened.
+            seq_len: The length of the instances.
+            passes: Numbers of the passes to search.
+        """
         ids = np.array(self.documents, np.uint64)
         found = open_document_index(dataset, "train", self.cache_dir).find(ids, [seq_len])
         by_id = np.argsort(ids)
