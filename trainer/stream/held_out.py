@@ -25,11 +25,12 @@ def iterate_validation(
     reading: Reading | None = None,
     split: str = "validation",
 ) -> Iterator[MicroBatch]:
-    """Returns a lazy iterator over one rank's share of the instances of a split's first pass.
+    """Returns a lazy iterator over one rank's share of the instances of a split.
 
-    Rank r of W takes the instances floor(r n / W) to floor((r + 1) n / W) - 1 of n. So sums over
-    all ranks are sums over the split. A rank may get no instance, and ranks may get different
-    numbers of micro-batches.
+    The instances are those of the split's first pass, in their order; let n be their number. Rank r
+    of W takes the instances floor(r n / W) to floor((r + 1) n / W) - 1. Each instance is read by
+    one rank, so that sums over all ranks are sums over the split. A rank may get no instance, and
+    ranks may get different numbers of micro-batches.
 
     Args:
         dataset: The dataset to read.
@@ -63,11 +64,11 @@ def _pack_in_order(
     reading: Reading,
     micro_tokens: int,
 ) -> Iterator[MicroBatch]:
-    """Yields planned rows as micro-batches, each filled before the next.
+    """Reads planned rows and yields them as micro-batches, filling each before the next.
 
     Args:
         shards: The shards that the rows are read from, each with its dataset.
-        planned: The rows.
+        planned: The rows, as `_plan_instances` yields them.
         reading: How to read shards.
         micro_tokens: The most tokens of a micro-batch.
     """
@@ -88,7 +89,9 @@ def _pack_in_order(
 def _plan_instances(
     shards: Sequence[Shard], start: int, stop: int, block_size: int
 ) -> Iterator[PlannedStep]:
-    """Yields one step for each block that holds some of the instances `start` to `stop` - 1.
+    """Yields the rows of the instances `start` to `stop` - 1, in order.
+
+    The rows of each block are one `PlannedStep`, which is what a `BlockReader` reads.
 
     Args:
         shards: Consecutive shards.

@@ -53,11 +53,11 @@ class MicroBatch(PackedInputs):
     Attributes:
         input_ids: Token ids, already masked, uint16 [T]; uint32 for vocabularies over 65,536.
         token_type_ids: 0 in [CLS] A [SEP] and 1 in B [SEP], uint8 [T].
-        position_ids: Place of each token in its sequence, uint16 [T].
+        position_ids: Number of each token in its sequence, from 0, uint16 [T].
         cu_seqlens: Where each sequence begins, and where the last one ends, int32 [B+1].
         max_seqlen: Number of tokens of the longest sequence.
-        masked_positions: Indices of the masked tokens among the T tokens, int32 [M]. Those that
-            show their original token are included.
+        masked_positions: Indices of the masked tokens among the T tokens, int32 [M]. Tokens to
+            predict that show their original token are among these.
         masked_labels: The original ids of the masked tokens, of the type of `input_ids` [M].
         is_random_next: True for instances in which B does not follow A in the text, bool [B].
     """

@@ -1,9 +1,11 @@
 """Draws masks anew as instances are read, instead of the masks that the build drew.
 
-Counts, candidates and the 80/10/10 rule are those of pipeline/instances/masking.py. The instance in
-slot s of the global batch at position g0 is number g0 + s of its stream. This number and the run's
-seed give each instance a seed of its own, which gives every draw (docs/order.md, "Masks drawn
-anew"). So masks do not depend on the number of ranks or workers, on micro_tokens or on a resume.
+How many tokens are masked, which may be masked, and what they show then, are decided by the rules
+of pipeline/instances/masking.py, as in a build. The random draws differ. Every instance has a
+number in its stream: g0 + s, if it is in slot s of the global batch at position g0. This number and
+the run's seed give the instance a seed of its own, from which all its draws are made
+(docs/order.md, "Masks drawn anew"). So masks do not depend on the number of ranks or workers, on
+micro_tokens or on a resume.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,11 +29,12 @@ _ROWS = 1024
 
 
 class StepInstances(NamedTuple):
-    """Instances of one step that are consecutive in the stream.
+    """The numbers of some instances of one step, which are consecutive in the stream.
 
     Attributes:
         step: Number of the step, which decides the share of tokens to mask.
-        first_number: Number of the first instance in the stream: g0 + s in docs/order.md.
+        first_number: The number that the first of these instances has in the stream: g0 + s in
+            docs/order.md.
         num_instances: Number of instances.
     """
 
@@ -41,18 +44,18 @@ class StepInstances(NamedTuple):
 
 
 class MaskRedraw:
-    """Draws new masks for the instances of a stream, whose length is fixed."""
+    """Draws new masks for the instances of a stream, all of one length."""
 
     def __init__(
         self, datasets: Sequence[Dataset], seq_len: int, seed: int, share_at: ShareAt
     ) -> None:
-        """Reads the vocabulary and the datasets' rules of masking.
+        """Reads the vocabulary and the rules of masking that the datasets were built with.
 
         Args:
             datasets: The datasets of the stream; they have the same vocabulary.
             seq_len: The length of the instances.
             seed: Seed of the run.
-            share_at: Says for each step which share of tokens to mask.
+            share_at: Takes the number of a step, and returns the share of tokens to mask.
 
         Raises:
             ValueError: Some datasets mask whole words and others mask single pieces.
@@ -98,9 +101,9 @@ class MaskRedraw:
 
 
 def restore_text(block: Block) -> Block:
-    """Returns a block with the original tokens at its masked positions.
+    """Returns a block whose input_ids have the original tokens at the masked positions.
 
-    The columns that list the masks are not changed.
+    The columns that list the masks still list them.
     """
     input_ids = block.input_ids.copy()
     input_ids[block.masked_indices] = block.masked_lm_ids

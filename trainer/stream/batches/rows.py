@@ -61,7 +61,14 @@ def gather_rows(blocks: Sequence[Block], which: Array, starts: Array, stops: Arr
 
 
 def _offsets_of(lengths: Array, dtype: type[np.integer[Any]]) -> Array:
-    """Returns where each of N lists begins, and where the last one ends: `dtype` [N+1]."""
+    """Returns where each of N lists begins in their concatenation, and at the end where it ends.
+
+    The result is an array of `dtype` [N+1].
+
+    Args:
+        lengths: Length of each list, integers [N].
+        dtype: Type of the result.
+    """
     offsets = np.zeros(len(lengths) + 1, dtype)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
