@@ -58,13 +58,13 @@ _END_PRIORITY = 2
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """The rows that a step takes, in slot order, as R ranges of rows of blocks.
+    """The rows that a step takes, in the order of its slots, as R ranges of rows of blocks.
 
-    A subclass can add what else its user knows of a step: `BlockReader.steps` returns the objects
-    that it was given.
+    `BlockReader.steps` yields the same objects that it was given. So a caller can pass objects of a
+    subclass, which carry further facts about the step.
 
     Attributes:
-        keys: The block of each range, as one number that `block_keys` makes; R numbers.
+        keys: The key of the block of each range, from `block_keys`; R numbers.
         start: First row of each range in its block, int64 [R].
         stop: One past the last row of each range, int64 [R].
         num_rows: Number of rows of all ranges.
@@ -80,7 +80,7 @@ StepT = TypeVar("StepT", bound=PlannedStep)
 
 
 def block_keys(shard: Array, block: Array) -> list[int]:
-    """Returns the keys by which a `BlockReader` knows blocks.
+    """Returns a number for each of R blocks, by which a `BlockReader` knows it.
 
     Args:
         shard: Index of each block's shard among those of the reader, int64 [R].
@@ -91,23 +91,24 @@ def block_keys(shard: Array, block: Array) -> list[int]:
 
 
 def plan_rows(shard: Array, block: Array, start: Array, stop: Array) -> PlannedStep:
-    """Returns the step that takes the rows start to stop - 1 of blocks.
+    """Returns a step that takes some ranges of rows.
 
     Args:
-        shard: Index of each block's shard among those of the reader, int64 [R].
-        block: Index of each block in its shard, int64 [R].
-        start: First row in each block, int64 [R].
-        stop: One past the last row, int64 [R].
+        shard: Index of each range's shard among those of the reader, int64 [R].
+        block: Index of each range's block in its shard, int64 [R].
+        start: First row of each range in its block, int64 [R].
+        stop: One past the last row of each range, int64 [R].
     """
     return PlannedStep(block_keys(shard, block), start, stop, int((stop - start).sum()))
 
 
 class _Request(NamedTuple):
-    """A request for consecutive blocks that is on its way, or has been answered.
+    """A request for consecutive blocks, which may have been answered or not.
 
     Attributes:
         blocks: The blocks that were asked for.
-        bodies: The bytes of each block, once they are read. Those of an unpacked block are emptied.
+        bodies: The bytes of each block, once they are read. When a block is unpacked, its bytes are
+            replaced by b"" to free them.
     """
 
     blocks: BlockRange
@@ -115,13 +116,13 @@ class _Request(NamedTuple):
 
 
 class BlockReader:
-    """Reads blocks in threads; they are unpacked in the thread that takes them.
+    """Reads the bytes of blocks in threads, and unpacks blocks when they are taken.
 
-    Unpacking makes about a hundred short calls of Python. In several threads these would wait for
-    the interpreter's lock.
+    A block is unpacked in the thread that takes it. Unpacking makes about a hundred short calls of
+    Python, which would wait for the interpreter's lock if several threads made them.
 
-    The threads are daemons of this process: a live filesystem does not survive a fork, and daemons
-    do not keep the interpreter from exiting.
+    The threads are daemons, so that they do not keep the interpreter from exiting. They are threads
+    of this process, and not processes, because an open filesystem does not survive a fork.
 
     Attributes:
         requests: Number of requests for blocks so far.
@@ -169,12 +170,17 @@ class BlockReader:
             thread.start()
 
     def get(self, key: int) -> Block:
-        """Returns a block that was asked for; waits for its bytes and unpacks it if need be.
+        """Returns a block that `ask` has requested.
+
+        If need be it waits for the block's bytes and unpacks them.
+
+        Args:
+            key: Key of the block, from `block_keys`.
 
         Raises:
             FileNotFoundError: The shard is missing.
             ShardReadError: The bytes could not be read, or are not those of the block table.
-            ValueError: The bytes are no block of this shard.
+            ValueError: The bytes are not a block of this shard.
         """
         held = self._held[key]
         if isinstance(held, Block):
@@ -198,9 +204,12 @@ class BlockReader:
         return block
 
     def table(self, shard: int) -> "Future[BlockTable]":
-        """Returns the block table of a shard, to be read before any block.
+        """Returns the block table of a shard as a future, and starts to read it if need be.
 
-        Blocks can only be asked for once the table says where they are.
+        `ask` needs the table, because it says where the blocks are.
+
+        Args:
+            shard: Index of the shard among those of the reader.
         """
         if shard not in self._tables:
             while len(self._tables) >= MAX_TABLES:
@@ -211,9 +220,10 @@ class BlockReader:
         return self._tables[shard]
 
     def ask(self, keys: Iterable[int]) -> None:
-        """Requests blocks, unless they are held already; consecutive ones are read together.
+        """Requests blocks, unless the reader has them already or has requested them.
 
-        It waits for the block tables of their shards, and not for the blocks.
+        Consecutive blocks are read by one request. The method waits for the block tables of the
+        shards, but not for the blocks.
 
         Args:
             keys: Keys of blocks, in the order in which they are needed.
@@ -239,15 +249,20 @@ class BlockReader:
     def steps(
         self, planned: Iterator[StepT], min_steps: int = 2
     ) -> Iterator[tuple[list[StepT], Block]]:
-        """Yields steps, several at a time, with all their rows one after another as one block.
+        """Yields groups of consecutive steps, each with one block that holds all rows of the group.
 
-        While some steps are gathered, the blocks of later ones are read: as many as fill half of
-        the buffer, and at least those of `min_steps` steps. So a block stays in memory from one
-        visit of its lane to the next.
+        While the rows of some steps are gathered, the blocks of later steps are read: as many
+        blocks as fill half of the buffer, but at least those of `min_steps` steps. If `min_steps`
+        covers a round through all lanes, a block stays in memory from one visit of its lane to the
+        next.
 
         Args:
             planned: The steps in order. It is read lazily, some steps ahead.
             min_steps: Least number of steps to read ahead, whatever memory they need.
+
+        Yields:
+            The steps, the same objects as in `planned`; and a block with their rows, one step after
+            another.
 
         Raises:
             FileNotFoundError: A shard is missing.
@@ -282,9 +297,10 @@ class BlockReader:
             yield taken, gathered
 
     def close(self, seconds: float = 1.0) -> None:
-        """Stops the threads and waits a moment: at exit none should be inside Arrow.
+        """Stops the threads, and waits for them for up to some seconds.
 
-        Threads that still wait for a block or a table get a CancelledError.
+        It waits because a thread should not be inside Arrow when the interpreter exits. Callers
+        that still wait for a block or a table get a CancelledError.
 
         Args:
             seconds: How long to wait for the threads.
@@ -307,7 +323,7 @@ class BlockReader:
                 held.bodies.cancel()
 
     def _plan(self, planned: Iterator[StepT], most_steps: int, min_steps: int) -> list[StepT]:
-        """Takes planned steps until their unpacked blocks fill half of the buffer.
+        """Takes steps from `planned` until their unpacked blocks would fill half of the buffer.
 
         Args:
             planned: The steps to come.
@@ -330,11 +346,17 @@ class BlockReader:
         return steps
 
     def _take(self, ahead: deque[StepT], most_steps: int) -> list[StepT]:
-        """Removes and returns the next step, and the steps after it whose blocks have been read.
+        """Removes the steps to gather next from `ahead`.
+
+        They are the next step, and those right after it whose blocks have been read already. No
+        further step is taken once the rows of those taken may hold GATHERED_TOKENS tokens.
 
         Args:
             ahead: The steps to come, at least one.
             most_steps: Number of steps to take at most.
+
+        Returns:
+            The steps that were removed, in order.
         """
         taken = [ahead.popleft()]
         rows_left = -(-GATHERED_TOKENS // self._shards[0][1].seq_len) - taken[0].num_rows
@@ -345,7 +367,10 @@ class BlockReader:
         return taken
 
     def _have(self, keys: Sequence[int]) -> bool:
-        """Returns whether all of some blocks have been read without an error."""
+        """Returns whether all blocks with these keys have been read and unpacked without an error.
+
+        It does not wait for them. Blocks that have been read are unpacked.
+        """
         for key in keys:
             held = self._held[key]
             if isinstance(held, Block):
@@ -395,7 +420,13 @@ class BlockReader:
         return Attempts(what, self._settings, self._stop, self._rate_limit)
 
     def _read_table(self, number: int) -> BlockTable:
-        """Reads the block table of the shard with this index, through the cache if there is one."""
+        """Reads the block table of a shard.
+
+        It is read through the cache if there is one and the dataset is not local.
+
+        Args:
+            number: Index of the shard among those of the reader.
+        """
         dataset, shard = self._shards[number]
         attempts = self._attempts(f"{dataset.locate(shard.name)}, its rows of {BLOCKS_TABLE}")
         if self._cache is None or dataset.is_local:
@@ -421,15 +452,19 @@ def join_blocks(
     table_of: Callable[[int], BlockTable],
     max_read_bytes: int,
 ) -> list[tuple[int, BlockRange]]:
-    """Returns the requests that read blocks, in order of need, with the key of each first block.
+    """Returns the requests by which blocks are read, in the order in which they are needed.
 
-    A request grows by the next block of its shard as long as it stays within `max_read_bytes`.
+    A block is added to the request for the block before it, as long as the request stays within
+    `max_read_bytes`.
 
     Args:
-        keys: Keys of different blocks, in order of need.
+        keys: Keys of different blocks, in the order in which they are needed.
         shards: The shards of the reader.
-        table_of: Returns the block table of the shard with an index.
+        table_of: Takes the index of a shard, and returns its block table.
         max_read_bytes: The most bytes of a request of several blocks.
+
+    Returns:
+        For each request the key of its first block, and the blocks that it reads.
     """
     requests: dict[int, BlockRange] = {}
     first_key_of: dict[int, int] = {}  # for the key of a block: the request that it would extend

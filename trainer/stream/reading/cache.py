@@ -1,8 +1,9 @@
 """Caches ranges of shards on a local disk that the ranks of a machine share.
 
-A reader checks every block's crc32, and fetches again what is damaged. Locks are those of `flock`,
-which the kernel releases when a process dies. Cached files appear by rename. A process that is
-killed leaves at most an unfinished file and an empty lock file, which the next process takes over.
+A reader checks the crc32 of every cached block, and fetches damaged blocks again. Locks are those
+of `flock`, which the kernel releases when a process dies. A file is written under another name and
+then renamed, so that nobody reads an unfinished one. A process that is killed leaves at most an
+unfinished file and an empty lock file, which the next process takes over.
 """
 
 import contextlib
@@ -58,10 +59,12 @@ class CacheError(ValueError):
 
 
 class ShardCache:
-    """A cache folder for any number of threads and processes: files by key, and a rate limit.
+    """A folder that caches bytes by key, for any number of threads and processes of a machine.
+
+    It also holds the file of the machine's rate limit.
 
     Attributes:
-        rate_path: The file that holds the rate limit of this machine.
+        rate_path: The file by which the processes of the machine share the rate limit.
     """
 
     def __init__(self, folder: str, max_bytes: int) -> None:
@@ -98,14 +101,19 @@ class ShardCache:
     ) -> Checked:
         """Returns what is stored under a key, and fetches it first if it is not there.
 
-        Concurrent readers of one key call `fetch` once.
+        If several readers ask for one key at the same time, only one of them calls `fetch`.
 
         Args:
             key: Names the content. Other content must have another key.
-            check: Takes the stored bytes and returns what this method returns. It raises a
-                ValueError if the bytes are damaged; they are then fetched again.
-            fetch: Returns the bytes to store, and what `check` would return for them.
+            check: A function that takes the stored bytes, and returns them in the form in which
+                this method returns them. It raises a ValueError if the bytes are damaged; they are
+                then fetched again.
+            fetch: A function that fetches the bytes. It returns the bytes to store, and these bytes
+                in the form that `check` returns.
             attempts: Says how long to wait for another process that fetches the same key.
+
+        Returns:
+            The result of `check`, or the second part of the result of `fetch`.
 
         Raises:
             ShardReadError: The folder cannot be used, or the time of the attempts is spent.
@@ -133,7 +141,7 @@ class ShardCache:
             self._place(key).unlink(missing_ok=True)
 
     def _place(self, key: str) -> Path:
-        """Returns the file of a key."""
+        """Returns the path of the file that holds the content of a key."""
         return self._folder / "stretches" / hashlib.sha256(key.encode()).hexdigest()
 
     def _find(self, path: Path, check: Callable[[bytes], Checked]) -> Checked | None:
@@ -153,10 +161,16 @@ class ShardCache:
                 return None
 
     def _keep(self, path: Path, data: bytes, stop: threading.Event) -> None:
-        """Writes a file. If it does not fit, the least recently used files are removed first.
+        """Writes a cached file, after removing the least recently used ones if there is no room.
 
-        The file `usage` holds the bytes of all cached files. A process that is killed in here may
-        leave that number too high; the next removal of old files counts them again.
+        The number of bytes of all cached files is in the file `usage`. If a process is killed in
+        this function, that number may be too high. It is right again after the next removal of
+        files, which adds up the sizes of those that remain.
+
+        Args:
+            path: The file.
+            data: Its content.
+            stop: Ends the wait for the lock of `usage`.
         """
         usage = self._folder / "usage"
         unfinished = path.with_suffix(_UNFINISHED)
@@ -172,9 +186,9 @@ class ShardCache:
             unfinished.replace(path)
 
     def _remove_oldest(self, most_bytes: int) -> int:
-        """Removes cached files until the others fit into `most_bytes`; returns their bytes.
+        """Removes the least recently used files until the others take at most `most_bytes` bytes.
 
-        The least recently used file is removed first.
+        Returns the number of bytes that the remaining files take.
         """
         files = []
         for entry in os.scandir(self._folder / "stretches"):
@@ -270,9 +284,7 @@ def read_blocks_cached(
 def read_table_cached(
     cache: ShardCache, dataset: Dataset, shard: Shard, attempts: Attempts
 ) -> BlockTable:
-    """Reads the block table of a shard, from the cache if its bytes are there.
-
-    So the ranks of a machine read these bytes once.
+    """Reads the block table of a shard through the cache, so that a machine reads its bytes once.
 
     Raises:
         FileNotFoundError: The dataset's file of block tables is missing.
@@ -306,7 +318,7 @@ def _with_crc32(data: bytes) -> bytes:
 
 
 def _without_crc32(stored: bytes) -> bytes:
-    """Returns the bytes behind a crc32; raises a ValueError if it is not theirs."""
+    """Returns the bytes that `_with_crc32` was given; raises a ValueError if the crc32 is wrong."""
     data = stored[4:]
     if _with_crc32(data) != stored:
         raise ValueError("the crc32 is another")
@@ -314,10 +326,13 @@ def _without_crc32(stored: bytes) -> bytes:
 
 
 def _cache_units(blocks: BlockRange) -> Iterator[BlockRange]:
-    """Yields the ranges of blocks, as they are cached, that cover a range of blocks.
+    """Yields the units of the cache that hold some blocks.
 
-    A unit is the blocks that begin in the same UNIT_BYTES of a shard, so it does not depend on
-    which of them are asked for.
+    A unit consists of all blocks of a shard that begin in the same UNIT_BYTES bytes of it. It is
+    cached as a whole, so that its content does not depend on which of its blocks are asked for.
+
+    Args:
+        blocks: The blocks. The first and the last unit may have further ones.
     """
     unit_of_block = blocks.table.offset // UNIT_BYTES
     for unit in np.unique(unit_of_block[blocks.first : blocks.stop]):

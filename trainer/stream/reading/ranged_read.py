@@ -35,18 +35,19 @@ class ShardReadError(ValueError):
 
 
 class DamageError(ValueError):
-    """Bytes were read that are not those of the tables."""
+    """The bytes that were read differ from those that the dataset's tables describe."""
 
 
 class Attempts:
     """The attempts at one request, and the time that they may take together.
 
-    Time runs from the creation of this object.
+    The time begins when this object is made. `retry` shows the order of the calls: `wait`, `begin`,
+    and then `answered` or `failed`.
 
     Attributes:
         what: Names what is read, in messages.
         stop: Ends the attempts once it is set.
-        deadline: When the budget of all attempts and pauses is spent, by `time.monotonic`.
+        deadline: When the time of all attempts and pauses together is spent, by `time.monotonic`.
     """
 
     def __init__(
@@ -83,7 +84,8 @@ class Attempts:
     def seconds_to_wait(self) -> float:
         """Returns 0 if the next attempt may begin, or the seconds after which to ask again.
 
-        A result of 0 also takes a turn of the rate limit, so the attempt should begin at once.
+        With a result of 0 a turn of the rate limit has been taken, so the caller should begin at
+        once.
         """
         now = time.monotonic()
         seconds_left = self.deadline - now
@@ -201,7 +203,10 @@ def call_within(seconds: float, function: Callable[[], Result]) -> Result:
 
 
 def complete(result: "Future[Result]", function: Callable[[], Result]) -> None:
-    """Calls a function and puts its result or exception into a future, unless that is cancelled."""
+    """Calls a function and puts its result or its exception into a future.
+
+    If the future was cancelled meanwhile, both are dropped.
+    """
     try:
         value = function()
     except BaseException as error:  # noqa: BLE001 - raised where the result is awaited
@@ -231,12 +236,12 @@ class BlockRange(NamedTuple):
 
     @property
     def start_byte(self) -> int:
-        """Place of the first byte in the tar file."""
+        """Offset in the tar file of the first byte of the blocks."""
         return int(self.table.offset[self.first])
 
     @property
     def stop_byte(self) -> int:
-        """One past the place of the last byte."""
+        """Offset in the tar file of the first byte after the blocks."""
         return int(self.table.offset[self.stop - 1] + self.table.size[self.stop - 1])
 
     def __str__(self) -> str:

@@ -1,7 +1,9 @@
-"""Limits how often a store is asked: all ranks stay below its limit, and failures slow them down.
+"""Limits how often a store is asked.
 
-If a store fails or throttles, all threads and processes of a machine together ask at an interval
-that grows with each failure. The interval shrinks while answers come.
+There are two limits. If there are very many ranks, each of them spaces its requests so that all
+together stay below the limit of the store. And if a store fails or throttles, all threads and
+processes of a machine together wait for an interval between two requests. The interval grows with
+each failure and shrinks while answers come.
 """
 
 import fcntl
@@ -39,7 +41,7 @@ _uniform = SystemRandom().uniform
 class RateLimit:
     """Says when a process may make its next request to a store.
 
-    Processes of a machine can share the interval that failures set, through a file.
+    The processes of a machine can share the interval that follows failures, through a file.
     """
 
     def __init__(
@@ -76,14 +78,21 @@ class RateLimit:
 
     @property
     def interval(self) -> float:
-        """Seconds that this machine waits between two requests; 0 unless requests have failed."""
+        """Seconds that must pass between two requests; 0 unless requests have failed.
+
+        They count for the whole machine if there is a shared file, else for this process.
+        """
         return self._shared[0]
 
     def take_turn(self, now: float) -> float:
-        """Takes a turn and returns 0, or returns the seconds after which to ask for one again.
+        """Takes the right to make a request, if it is free.
 
         Args:
             now: The time, by `time.monotonic`.
+
+        Returns:
+            0 if the caller may make its request now; otherwise the seconds after which to call
+            again.
         """
         if not self._spacing and not self.interval:
             return 0.0
@@ -105,10 +114,13 @@ class RateLimit:
             return 0.0
 
     def failed(self, asked: float, now: float) -> None:
-        """Doubles the interval, once for all requests that were on their way at the same time.
+        """Doubles the interval after a request has failed.
+
+        Requests that were on their way at the same time double it only once together: a failure
+        does not count if the interval, unless it is 0, has changed since the request was made.
 
         Args:
-            asked: When the request that failed was made.
+            asked: When the request that failed was made, by `time.monotonic`.
             now: The time, by `time.monotonic`.
         """
         with self._locked():
@@ -119,10 +131,13 @@ class RateLimit:
             self._set(interval, now, now + self._jittered(interval))
 
     def answered(self, asked: float, now: float) -> None:
-        """Halves the interval, unless it changed after the request was made or a moment ago.
+        """Halves the interval after a request has been answered.
+
+        It does nothing if the interval has changed since the request was made, or in the last
+        SHRINK_SECONDS seconds.
 
         Args:
-            asked: When the request that was answered was made.
+            asked: When the request that was answered was made, by `time.monotonic`.
             now: The time, by `time.monotonic`.
         """
         if not self.interval:
@@ -135,7 +150,13 @@ class RateLimit:
             self._set(interval, now, min(turn, now + self._jittered(interval)))
 
     def _set(self, interval: float, changed: float, turn: float) -> None:
-        """Writes the shared numbers: the interval, when it changed, and when the next turn is."""
+        """Writes the three numbers that the processes of a machine share.
+
+        Args:
+            interval: The interval between two requests, in seconds.
+            changed: When the interval changed, by `time.monotonic`.
+            turn: When the next request may be made, by `time.monotonic`.
+        """
         self._shared[0] = interval
         self._shared[1] = changed
         self._shared[2] = turn
@@ -158,9 +179,10 @@ class RateLimit:
 
 
 def make_rate_file(path: Path) -> None:
-    """Makes a file for `RateLimit`, unless there is one; an OSError says that it cannot be written.
+    """Makes a file for `RateLimit`, with an interval of 0, unless it is there already.
 
-    A new file means an interval of 0.
+    Raises:
+        OSError: The file cannot be written.
     """
     with path.open("ab") as file:
         if file.tell() != _NUM_BYTES:

@@ -11,11 +11,11 @@ LOCAL_THREADS = 2
 
 @dataclass(frozen=True)
 class Reading:
-    """How shards are read. The instances that are read do not depend on it.
+    """How shards are read. These settings do not change which instances are read.
 
     Attributes:
-        buffer_bytes: Bytes of memory of one rank for blocks that are read ahead, and as many again
-            while it validates. Half of it is read at a time.
+        buffer_bytes: Bytes of memory of one rank for blocks that are read ahead. Half of them are
+            filled at a time. While the rank validates, it needs as many again.
         cache_dir: Folder on a disk of this machine that keeps what was read, for all ranks on it.
         cache_bytes: The most bytes that the cache folder holds.
         max_read_bytes: The most bytes of consecutive blocks that one request reads.
