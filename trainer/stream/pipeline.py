@@ -168,7 +168,7 @@ class _LoaderOpener:
     """Opens the loader of a pipeline, in the process that iterates the pipeline.
 
     Attributes:
-        data: Entries `[NAME=]URL[:WEIGHT]`, or what is open already.
+        data: Entries `[NAME=]URL[:WEIGHT]`, or a dataset or mixture that is open already.
         split: The split to read.
         seq_len: The length of the instances to read.
         sizes: How global batches are shared by ranks and cut.
@@ -190,10 +190,13 @@ class _LoaderOpener:
     pin_memory: bool
 
     def __call__(self, loaded: Mapping[str, Any]) -> StepLoader:
-        """Opens a loader of all steps of the rank, or of those of this DataLoader worker.
+        """Opens a loader of the rank's steps.
+
+        In a worker process of a DataLoader, the loader has only the worker's share of these steps.
 
         Args:
-            loaded: The state of a pipeline after which to go on; empty to begin with the plan.
+            loaded: The state of the pipeline after which to go on, from `PlannedSteps.state_dict`.
+                If it is empty, the loader begins where the plan begins.
         """
         sizes = self.sizes
         plan = self._plan_after(loaded)
@@ -239,10 +242,11 @@ class _LoaderOpener:
         return open_mixture(entries, self.storage_options, self.wait_policy)
 
     def _plan_after(self, loaded: Mapping[str, Any]) -> StreamPlan:
-        """Returns the plan of the steps after a state of the pipeline.
+        """Returns the plan of the steps that follow a state of the pipeline.
 
         Args:
-            loaded: The state; if it is empty, the plan of the pipeline is returned.
+            loaded: The state, from `PlannedSteps.state_dict`. If it is empty, the pipeline's plan
+                is returned.
         """
         plan = self.plan
         if not loaded:
@@ -269,10 +273,13 @@ class PlannedSteps(webdataset.DataPipeline, webdataset.FluidInterface):  # type:
     _samples: "Samples | None" = None  # the last iteration
 
     def __iter__(self) -> "Samples":
-        """Begins to read, and returns the samples.
+        """Starts to read, and returns an iterator over the samples.
 
         Raises:
-            ValueError: The pipeline repeats, or data or state do not fit.
+            ValueError: The pipeline has a `repeat` or `with_epoch`. Or the datasets are damaged, do
+                not fit each other or the sizes of a step, or are not those of the state to go on
+                from.
+            FileNotFoundError: A dataset is missing, or the wait for a build ended.
         """
         if self.repetitions != 1:
             raise ValueError(
@@ -284,10 +291,11 @@ class PlannedSteps(webdataset.DataPipeline, webdataset.FluidInterface):  # type:
         return self._samples
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state after the last sample that the last iteration returned.
+        """Returns the state after the last sample that was returned, as plain values for JSON.
 
-        It has plain values for JSON. If stages make several samples of one step, it also says how
-        many of them were returned.
+        The sample is that of the last iteration. If no iteration has begun since `load_state_dict`,
+        the result is the state that was loaded. If stages make several samples of one step, the
+        state also says how many of them were returned.
         """
         return dict(self._samples.state() if self._samples else self._loaded)
 
@@ -303,20 +311,20 @@ class PlannedSteps(webdataset.DataPipeline, webdataset.FluidInterface):  # type:
         self._samples = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns the attributes to send to a worker process: all but the running iteration."""
+        """Returns what is sent to a worker process: all attributes but the running iteration."""
         return {**vars(self), "_samples": None}
 
 
 @dataclass
 class _Progress:
-    """How far an iteration has come.
+    """How far an iteration has come, in steps taken from the loader and samples made of them.
 
     Attributes:
-        before: The step that the stages took before the last one; None if there was none.
+        before: The step that the stages took before `last`; None if there was none.
         last: The last step that the stages took; None if there was none.
         num_steps: Number of steps that the stages took.
-        num_samples: Number of samples that they made.
-        num_given: Number of samples that they made since they took the last step.
+        num_samples: Number of samples that the stages made.
+        num_given: Number of samples that the stages made since they took `last`.
     """
 
     before: RankStep | None = None
@@ -327,9 +335,10 @@ class _Progress:
 
 
 class Samples(Iterator[Any]):
-    """The samples of one iteration of a pipeline.
+    """An iterator over the samples of one iteration of a pipeline.
 
-    Leave it with `close()` or as a context manager; or drop it and the pipeline.
+    Reading ends with `close()`, at the end of a `with` block, or when both this object and the
+    pipeline are no longer referenced.
 
     Attributes:
         loader: The loader whose steps the samples are made of.
@@ -338,13 +347,15 @@ class Samples(Iterator[Any]):
     def __init__(
         self, loader: StepLoader, stages: Sequence[Stage], loaded: Mapping[str, Any]
     ) -> None:
-        """Chains the stages.
+        """Chains the stages behind the loader.
 
         Args:
             loader: The steps.
-            stages: What makes samples of steps, one stage after another.
-            loaded: The state of the pipeline after which the loader begins; empty if it begins with
-                the plan.
+            stages: Functions that take an iterator and return an iterable. The first takes the
+                steps, each other one what the stage before it returns, and the last returns the
+                samples.
+            loaded: The state of the pipeline after which the loader begins; empty if it begins
+                where the plan begins.
         """
         self.loader = loader
         self._loaded = loaded
@@ -394,11 +405,11 @@ class Samples(Iterator[Any]):
         return self._state_after(returned.before, returned.num_given)
 
     def _state_after(self, step: RankStep | None, num_given: int = 0) -> dict[str, Any]:
-        """Returns the state after a step, and after some samples of the next step.
+        """Returns the state after a step, and after some samples of the step that follows it.
 
         Args:
             step: The step; None means before the first step of the loader.
-            num_given: Number of samples of the next step that were returned.
+            num_given: Number of samples of the following step that were returned.
         """
         if step is None:
             state = self.loader.begin.to_dict()
@@ -437,11 +448,12 @@ def _count_samples(
     Args:
         samples: The samples that the stages make.
         progress: Takes the counts.
-        has_other_workers: Whether this is one of several workers. A loader takes samples from its
-            workers in turn, so steps stay in order only if each makes one sample.
+        has_other_workers: Whether this is one of several workers of a DataLoader. The DataLoader
+            takes samples from its workers in turn, so steps stay in order only if every step makes
+            exactly one sample.
 
     Raises:
-        ValueError: A step did not make one sample, and there are several workers.
+        ValueError: A step did not make exactly one sample, and there are several workers.
     """
 
     def check() -> None:

@@ -43,8 +43,8 @@ _WHOLE_SHARD = 2**40
 class RankStep:
     """One rank's share of the instances of one step.
 
-    A step takes one global batch of the stream; every rank has a share of it. The numbers here
-    count this rank's share.
+    A step takes one global batch of the stream, and every rank has a share of it. `num_instances`,
+    `num_tokens`, `num_masked` and `drawn` count this rank's share.
 
     Example:
         ```python
@@ -66,9 +66,11 @@ class RankStep:
         num_instances: Number of instances.
         num_tokens: Number of tokens, [CLS] and [SEP] included.
         num_masked: Number of masked tokens.
-        drawn: Numbers of instances and tokens of each dataset, in the order of the mixture.
+        drawn: For each dataset of the mixture, the number of instances and the number of tokens
+            that come from it.
         begin: The state that the stream began with.
-        passes: The passes of the datasets; None in another process than the one that read the step.
+        passes: The passes of the datasets. None if the step was read in another process, which has
+            sent `state` and `epochs` instead.
     """
 
     step: int
@@ -90,11 +92,15 @@ class RankStep:
 
     @cached_property
     def epochs(self) -> tuple[float, ...]:
-        """Passes of each dataset that the stream has read after this step, such as 2.25."""
+        """Number of passes of each dataset that are read after this step, such as 2.25."""
         return self.passes.epochs(self.position_after)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what is sent to another process: `state` and `epochs` instead of `passes`."""
+        """Returns the attributes that are sent to another process.
+
+        `passes` is replaced by None, and `state` and `epochs`, which are computed from it, are
+        added.
+        """
         return {**vars(self), "state": self.state, "epochs": self.epochs, "passes": None}
 
 
@@ -102,8 +108,8 @@ class RankStep:
 class StepSizes:
     """How global batches are shared by ranks and workers, and cut into micro-batches.
 
-    Every number may change when a run goes on from a state: the global batches stay those of
-    docs/order.md.
+    Every number may change when a run goes on from a saved state. The order of the instances in the
+    stream does not depend on them (docs/order.md).
 
     Example:
         ```python
@@ -117,7 +123,7 @@ class StepSizes:
         global_batch: Instances of a step over all ranks, at least `world_size`.
         micro_tokens: The most tokens of a micro-batch, at least `seq_len`.
         worker: Number of this process among the workers that read for the rank, from 0.
-        num_workers: Number of processes that read for the rank. Worker w takes its steps w,
+        num_workers: Number of processes that read for the rank. Worker w reads the rank's steps w,
             w + num_workers, w + 2 num_workers, ...
     """
 
@@ -129,7 +135,7 @@ class StepSizes:
     num_workers: int = 1
 
     def check(self, seq_len: int) -> None:
-        """Raises a ValueError if the sizes do not fit together.
+        """Raises a ValueError if an instance may not fit a micro-batch, or a rank gets no instance.
 
         Args:
             seq_len: The length of the instances.
@@ -178,9 +184,9 @@ class StreamPlan:
 class StepLoader:
     """An iterator over one rank's share of every step, in the order of docs/order.md.
 
-    It does not communicate with other ranks. A background thread keeps steps ready. Leave it with
-    `close()` or as a context manager. One that is dropped stops by itself, and none keeps the
-    interpreter from exiting.
+    It does not communicate with other ranks. A background thread keeps steps ready. Reading ends
+    with `close()`, at the end of a `with` block, or when the loader is no longer referenced. Its
+    threads do not keep the interpreter from exiting.
 
     Attributes:
         passes: The passes of the datasets that are known.
@@ -277,7 +283,10 @@ class StepLoader:
         return bool(self._taken) or self._failure is not None or not self._ready.empty()
 
     def describe(self, step: RankStep, global_batch: int) -> list[str]:
-        """Returns where the instances of a step's whole global batch are, as SHARD:START-STOP.
+        """Returns the ranges of rows that a step's whole global batch takes, over all ranks.
+
+        Each is a text SHARD:START-STOP: the URL of the shard, the first row and one past the last
+        row.
 
         Args:
             step: A step of this loader.
@@ -365,7 +374,8 @@ def _close(
 ) -> None:
     """Stops all threads of a loader.
 
-    The queue is emptied, so that a thread that waits to put something into it goes on and ends.
+    The background thread may be waiting to put steps into the queue `ready`. The queue is emptied,
+    so that this thread goes on and ends.
     """
     stop.set()
     reader.close()
@@ -380,7 +390,7 @@ def _close(
 
 @dataclass(frozen=True)
 class _StepPlace:
-    """Where one step is in the stream.
+    """The positions of the stream that one step takes.
 
     Attributes:
         step: Number of the step.
@@ -407,7 +417,10 @@ class _PlannedShare(PlannedStep):
 
 
 class _Steps:
-    """The steps of a rank, or of one of its workers: planned, read and packed."""
+    """Plans, reads and packs the steps of a rank, or of one worker that reads for the rank.
+
+    `read` is the iterator over these steps; the other methods are its parts.
+    """
 
     def __init__(
         self,
@@ -418,7 +431,7 @@ class _Steps:
         first_step: int,
         end_step: int | None,
     ) -> None:
-        """Prepares to read from a state on.
+        """Keeps what the steps are made from; `read` begins to read.
 
         Args:
             passes: The passes of the datasets.
@@ -439,9 +452,10 @@ class _Steps:
         self._position = begin.position
 
     def read(self, reader: BlockReader, pin_memory: bool) -> Iterator[list[RankStep]]:
-        """Yields the steps in order, as lists of steps whose rows are read and packed by one call.
+        """Yields the steps in order, in lists of one or more.
 
-        It is lazy, and waits for passes that are being built.
+        The rows of a list are read and packed together. The iterator is lazy, and waits for passes
+        that are being built.
 
         Args:
             reader: Reads the blocks.
@@ -453,7 +467,7 @@ class _Steps:
                 yield self._pack(planned, block, pin_memory)
 
     def _plan(self) -> Iterator[_PlannedShare]:
-        """Yields the rows of this process's next steps.
+        """Yields this process's share of each of its next steps, as rows to read.
 
         It ends before the first step that needs a pass that is still being built.
         """
@@ -482,7 +496,11 @@ class _Steps:
                 )
 
     def _known_places(self) -> Iterator[_StepPlace]:
-        """Yields this process's next steps, up to the first whose passes are not known yet."""
+        """Yields the positions of this process's next steps.
+
+        It ends after the last step, or before the first step that needs a pass that is not known
+        yet. Steps of other workers are counted and passed over.
+        """
         sizes = self._sizes
         while self._end_step is None or self._step < self._end_step:
             positions = self._next_positions(may_wait=False)
@@ -496,10 +514,11 @@ class _Steps:
                 yield _StepPlace(step, first_position, position_after)
 
     def _min_steps(self) -> int:
-        """Returns how many steps to read ahead at least, at most MAX_VISIT_STEPS.
+        """Returns how many steps to read ahead at least.
 
-        After so many steps every lane of the rarest dataset has been visited again. So blocks stay
-        in memory from one visit of their lane to the next.
+        In so many steps each lane of the dataset with the smallest weight is visited again. A block
+        therefore stays in memory from one visit of its lane to the next. The result is at most
+        MAX_VISIT_STEPS.
         """
         weights = self._passes.weights
         num_lanes = self._begin.num_lanes
@@ -557,10 +576,10 @@ class _Steps:
         ]
 
     def _instances_of(self, planned: Sequence[_PlannedShare]) -> list[StepInstances]:
-        """Returns the numbers in the stream of the instances of this rank's steps.
+        """Returns for each step the numbers that this rank's instances have in the stream.
 
-        Slot s of the global batch at position g0 has number g0 + s (docs/order.md, "Masks drawn
-        anew").
+        The instance in slot s of the global batch at position g0 has the number g0 + s
+        (docs/order.md, "Masks drawn anew").
         """
         sizes = self._sizes
         first_slot, _ = rank_slots(sizes.global_batch, sizes.rank, sizes.world_size)
@@ -576,11 +595,15 @@ class _Steps:
     def _count_drawn(
         self, planned: Sequence[_PlannedShare], offsets: Array
     ) -> list[tuple[tuple[int, int], ...]]:
-        """Counts the instances and tokens of every dataset in each step.
+        """Counts this rank's instances and tokens of every dataset in each step.
 
         Args:
             planned: S steps.
             offsets: Cumulative tokens of the instances of all steps, one step after another, [N+1].
+
+        Returns:
+            For each step and each dataset a pair: the number of instances, and the number of
+            tokens.
         """
         num_steps = len(planned)
         num_datasets = len(self._passes.mixture)
