@@ -92,8 +92,8 @@ class ReportSettings:
     """Writes a page with the curves of one or several runs, drawn over one another.
 
     Attributes:
-        runs: Folders of runs, or their --checkpoint.url, which has the rows up to the newest
-            checkpoint. Each run's curves have their own colour.
+        runs: Folders of runs, or the URLs that runs have as --checkpoint.url. A URL has the metrics
+            up to the newest checkpoint only. Each run's curves have their own colour.
         output: File of the page. null means report.html in the first run's folder, which must then
             be on this machine.
         storage_options: Options of the filesystem of runs at URLs, as JSON or @FILE.
@@ -203,15 +203,16 @@ def export(settings: ExportSettings, _remainder: object = None) -> None:
 
 
 def _universal_files(opened: Any, files: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Returns the files of an export in which a universal checkpoint replaces the weights.
+    """Returns the files of an export for DeepSpeed: a universal checkpoint in place of the weights.
 
     Args:
-        opened: The model, from a checkpoint of a run.
-        files: The files of an export for Hugging Face, by name. All but the weights are kept.
+        opened: The model, opened from a checkpoint of a run.
+        files: The files of an export for Hugging Face, by name. All of them but the weights become
+            part of the result.
 
     Raises:
-        ValueError: There is no checkpoint on this machine, or it has no moments that DeepSpeed's
-            optimizers could use.
+        ValueError: The model was not opened from a checkpoint on this machine, or its optimizer was
+            Muon, which keeps no second moments as DeepSpeed's optimizers need them.
     """
     from trainer.checkpoints.files import COMMITTED, read_state
     from trainer.checkpoints.read import read_states
@@ -277,7 +278,8 @@ def _evaluate_dataset(settings: EvaluateSettings, data: str) -> dict[str, Any]:
         data: The dataset, a folder or a URL.
 
     Returns:
-        The model, the dataset and the split, and under "lengths" the numbers of each length.
+        A dict for a JSON file with the keys "model", "data" and "split". Under "lengths" is a list
+        with one dict of measurements for each length, which has the length as "seq_len".
     """
     from pipeline.shards.dataset import open_dataset
     from pipeline.storage.folder import parse_storage_options
@@ -320,8 +322,8 @@ def _evaluate_pairs(settings: EvaluateSettings, name: str) -> dict[str, Any]:
         name: The file of pairs, or a folder or glob of such files.
 
     Returns:
-        The model, the pairs, the kind of score, the number of pairs whose sentences are equal, and
-        the accuracies.
+        A dict for a JSON file with the keys "model", "pairs", "score" (the kind of score) and
+        "equal_pairs" (the number of pairs whose sentences are equal), and those of the accuracies.
     """
     from trainer.inference.evaluate_pairs import evaluate_pairs
     from trainer.inference.open_model import open_model

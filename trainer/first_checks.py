@@ -1,8 +1,9 @@
-"""Checks settings before torch and DeepSpeed are imported, because their import takes seconds.
+"""Checks settings before torch and DeepSpeed are imported, so that mistakes are reported at once.
 
-Values that make no sense are refused on every rank. Files and folders are looked for only if the
-command has a single process: with several, a folder may be on some nodes only, and the ranks have
-to join first and agree on what is wrong. Everything is checked again when it is used.
+The import alone takes seconds. Values that make no sense are refused on every rank. For files and
+folders there is another rule: they are looked up only if the command has a single process. With
+several processes, a folder may be on some nodes only, and the ranks first have to join to agree on
+what is wrong. Everything is checked again when it is used.
 """
 
 import os
@@ -33,11 +34,12 @@ _RUN = re.compile(r"(?P<folder>.+?)(@\d+)?(@mean\d+)?", re.DOTALL)
 
 
 def check_pretrain(settings: PretrainSettings) -> None:
-    """Refuses settings that are wrong for any dataset, and a dataset or model that does not exist.
+    """Refuses settings that are wrong for any dataset, and files that do not exist.
 
     Raises:
-        ValueError: A setting is wrong.
-        FileNotFoundError: The dataset or the model of `init_from` does not exist.
+        ValueError: A setting or the list of `leave_out` is wrong.
+        FileNotFoundError: The dataset, the model of `init_from` or the list of `leave_out` does not
+            exist.
     """
     resolve(settings).model_config(_VOCAB_SIZE)
     if _has_several_ranks():
@@ -55,8 +57,8 @@ def check_finetune(settings: FinetuneSettings) -> None:
     """Refuses an unknown task, settings that are wrong, and a file or model that does not exist.
 
     Raises:
-        ValueError: The task or a setting is wrong.
-        FileNotFoundError: A file or the model does not exist.
+        ValueError: The task is unknown, or a setting is wrong.
+        FileNotFoundError: A file of the dataset or the model does not exist.
     """
     check_settings(settings)
     check_task(settings.task)
@@ -129,9 +131,9 @@ def _has_several_ranks() -> bool:
 
 
 def _check_data(entries: Iterable[str]) -> None:
-    """Refuses datasets in local folders that have no manifest.
+    """Refuses local folders that are no datasets, because they have no manifest.
 
-    `open_dataset` raises the error, because it says what the folder has instead.
+    The error is the one of `open_dataset`, which says what the folder holds instead.
 
     Args:
         entries: The datasets as `--data` names them: [NAME=]URL[:WEIGHT]. URLs of object stores are
@@ -165,10 +167,10 @@ def _check_files(flag: str, paths: Iterable[str]) -> None:
 
 
 def _check_model(name: str) -> None:
-    """Refuses a model that does not exist in a local folder and could not be a name of the Hub.
+    """Refuses a model that is in no local folder and cannot be on the Hugging Face Hub.
 
     Args:
-        name: A path, RUN@STEP, a URL or a name on the Hugging Face Hub. URLs are not looked up.
+        name: A path, RUN@STEP, a URL or a name on the Hub. URLs and the Hub are not looked up.
 
     Raises:
         FileNotFoundError: There is no such model.
@@ -179,11 +181,12 @@ def _check_model(name: str) -> None:
 
 
 def _folder_of(name: str) -> str:
-    """Returns the folder that a name of a model or run is in.
+    """Returns the folder of a model or run: RUN for a name such as RUN@STEP or RUN@mean5.
+
+    If a file or folder has exactly the given name, with its @, the name itself is returned.
 
     Args:
-        name: A folder, RUN@STEP or RUN@mean5. The folder is RUN, unless a folder has exactly this
-            name.
+        name: A folder, RUN@STEP or RUN@mean5.
     """
     match = _RUN.fullmatch(name)
     return name if Path(name).exists() or match is None else match["folder"]

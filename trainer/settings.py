@@ -23,8 +23,7 @@ class Phase:
     A phase continues with the weights of the previous one.
 
     Attributes:
-        seq_len: Sequence length in tokens of the longest instance. The dataset must hold this
-            length.
+        seq_len: The most tokens of an instance. The dataset must have instances of this length.
         global_batch: Instances of one optimizer step, over all ranks.
         steps: Number of optimizer steps of the phase.
         peak_lr: The learning rate after the warm-up.
@@ -35,10 +34,12 @@ class Phase:
         end_lr: The learning rate at the end of the decay.
         decay_form: The curve of the decay: polynomial, or cosine as in DeepSpeed's WarmupCosineLR.
         decay_power: Exponent of the polynomial decay: 1 is linear, 0 keeps peak_lr.
-        decay_from: The beginning of the decay: the end of the warmup, as in Hugging Face's
-            schedules, or the start of the phase, as in google-research/bert.
-        optimizer_state: The treatment of the optimizer's moments when the phase begins: keep,
-            reset, or zero_step, which keeps them and counts updates anew, as NVIDIA does.
+        decay_from: Where the curve of the decay begins: warmup means at the end of the warm-up, as
+            in Hugging Face's schedules; start means at the start of the phase, as in
+            google-research/bert.
+        optimizer_state: What becomes of the optimizer's moments when the phase begins: keep goes on
+            with them; reset begins without them; zero_step goes on with them, but counts updates
+            from 0 again, as NVIDIA does.
     """
 
     seq_len: int
@@ -78,7 +79,7 @@ class Phase:
 
     @property
     def num_warmup_steps(self) -> int:
-        """Number of warm-up steps: warmup_steps, or warmup_fraction rounded to whole steps."""
+        """Number of warm-up steps: warmup_steps, or warmup_fraction of the steps, rounded."""
         return self.warmup_steps or round((self.warmup_fraction or 0.0) * self.steps)
 
     @property
@@ -108,8 +109,8 @@ class ValidationSettings:
             0.72 in MLPerf.
         pairs: A file of minimal pairs such as BLiMP's, or a folder or glob of such files, on which
             the model is measured as well (docs/evaluating.md).
-        pairs_limit: The most pairs of one paradigm; the first ones are taken, 0 takes all. With all
-            of BLiMP, every measurement of BERT-mini takes half an hour on one core.
+        pairs_limit: The most pairs that are read of each paradigm, from its first pair on; 0 reads
+            all. With all of BLiMP, every measurement of BERT-mini takes half an hour on one core.
     """
 
     interval: int = 1_000
@@ -132,10 +133,11 @@ class CheckpointSettings:
     Attributes:
         interval: Optimizer steps between two checkpoints; 0 saves at the ends of phases only.
         keep: Number of checkpoints that stay, the newest ones; 0 keeps all.
-        url: Folder at an fsspec URL that checkpoints of this run alone are uploaded to. A run whose
-            disk is lost continues from it; null keeps them in `output` only.
-        skip_damaged: Whether the run goes back to the newest checkpoint that is whole. Otherwise a
-            damaged one stops it.
+        url: Folder at an fsspec URL to which checkpoints are uploaded, and which no other run may
+            use. If the disk of the run is lost, the run continues from there. null keeps
+            checkpoints in `output` only.
+        skip_damaged: Whether a damaged checkpoint is skipped, so that the run continues from the
+            newest one that is whole. Otherwise a damaged checkpoint stops the run.
     """
 
     interval: int = 1_000
@@ -155,14 +157,16 @@ class SafetySettings:
     """Settings of a pretraining run's guards: bad gradients, hung ranks and corrupted memory.
 
     Attributes:
-        spike_factor: A step changes nothing if its gradient norm is not finite, or is this many
-            times the running median or more; 0 takes every finite one. After five such steps in a
-            row, the run goes back to the checkpoint before them and leaves out their instances.
-        weights_interval: Steps between two comparisons of all ranks' weights, which find flipped
-            bits; 1 finds most, at some 4 % of a small model's step; 0 never compares.
-        watchdog_minutes: The longest time a step, a validation or a wait for a checkpoint may take;
-            a first step may take three times as long. After that time the job ends and leaves the
-            stacks of all ranks. 0 waits for ever.
+        spike_factor: The gradient norm that counts as a spike, as a multiple of the median of
+            recent norms. A step with a norm of this size or more, or with one that is not finite,
+            changes no weights. After five such steps in a row, the run goes back to the checkpoint
+            before them and leaves out their instances. 0 accepts every finite norm.
+        weights_interval: Steps between two comparisons of all ranks' weights, which find bits that
+            memory has flipped. 1 finds most, and takes some 4 % of the time of a small model's
+            step; 0 never compares.
+        watchdog_minutes: The longest time that a step, a validation or a wait for a checkpoint may
+            take; a first step may take three times as long. After that time the job ends, and
+            writes the stacks of all ranks. 0 waits for ever.
     """
 
     spike_factor: float = 10.0
@@ -192,9 +196,9 @@ class PretrainSettings:
         follow: Whether to train while the dataset is still being built, on the passes that are
             complete so far.
         follow_limit_minutes: Minutes to wait for a new file of the dataset before the run stops.
-        skip: Stream positions that are never trained on, as PHASE:START-STOP; 0:51200-51456 is in
-            the first phase. If data are bad, go back to a checkpoint before them and continue with
-            this.
+        skip: Stream positions that are never trained on, as PHASE:START-STOP. For example,
+            0:51200-51456 leaves out 256 positions of the first phase. If data are bad, go back to a
+            checkpoint before them, and continue from there with this setting.
         leave_out: A file of document ids, one in hex digits per line. Instances that hold one of
             the documents are never trained on. The run's folder keeps the list.
         cache_dir: Folder on a disk of each machine, in which the data that were read are kept.
@@ -216,8 +220,9 @@ class PretrainSettings:
             for each.
         epochs: Passes over the data by all phases together. The phases divide them in proportion to
             their steps. null trains for the steps themselves.
-        budget_hours: Hours of training, which the phases divide in proportion to their steps. The
-            learning rate then follows the time. null trains for the steps.
+        budget_hours: Hours of training, in place of a number of steps. The phases divide the hours
+            in proportion to their steps, and the learning rate follows the time. null trains for
+            the steps.
         seed: Random seed of new weights, of dropout and of the order of instances.
 
     Model:
@@ -225,15 +230,15 @@ class PretrainSettings:
             predicts every token from the tokens before it. A head that is not trained stays as it
             was.
         nsp_weight: Weight of NSP's loss in training, 1 in BERT; metrics hold the loss unweighted.
-        masking: The choice of masked tokens: static takes those of the dataset. A share such as
-            0.15 draws them anew whenever an instance is read. 0.3-0.15 moves the share along the
-            run, and 0.3-0.15@9000 moves it within 9,000 steps.
+        masking: The choice of masked tokens. static takes those of the dataset. A share such as
+            0.15 draws them anew whenever an instance is read. 0.3-0.15 moves the share in equal
+            steps from 0.3 to 0.15 over the whole run, and 0.3-0.15@9000 over the first 9,000 steps.
         init_from: Weights to start from: a model of Hugging Face, a released Google checkpoint, an
             export, or a universal checkpoint of DeepSpeed. Sizes and vocabulary must be equal,
             except that the dataset's vocabulary may extend the model's (docs/training.md).
-        continue_from: A run, or RUN@STEP, that this new run continues exactly. The phases of this
-            run include the steps made there. Apart from the schedule, the settings of the training
-            must be equal.
+        continue_from: A run, or RUN@STEP, whose training this new run continues exactly. The steps
+            of that run count as the first steps of this run's phases. Apart from the schedule, the
+            settings of the training must be equal.
         model: The BERT that is trained: a released size, and what differs from it.
         optimizer: The optimizer that updates the weights.
 
@@ -302,11 +307,11 @@ class PretrainSettings:
 
     @property
     def num_steps(self) -> int | None:
-        """Number of optimizer steps of the whole run; None if time decides when it ends."""
+        """Number of optimizer steps of the whole run; None if the run ends after `budget_hours`."""
         return sum(phase.steps for phase in self.phases) if self.budget_hours is None else None
 
     def budget_seconds(self, phase: int) -> float | None:
-        """Returns the seconds of the time budget that a phase has; None if steps decide.
+        """Returns the seconds of `budget_hours` that a phase gets; None if there is no budget.
 
         Args:
             phase: Index of the phase.
@@ -319,7 +324,10 @@ class PretrainSettings:
 
     @property
     def mask_shares(self) -> tuple[float, float] | None:
-        """The share of masked tokens at the first and at the last step; None for static masks."""
+        """The two shares between which `masking` moves; they are equal if it names only one.
+
+        None if the masks are those of the dataset.
+        """
         if self.masking == "static":
             return None
         first, last, _ = self._parse_masking()
@@ -329,15 +337,17 @@ class PretrainSettings:
     def mask_steps(self) -> int:
         """Number of steps in which the share of masked tokens moves to its last value.
 
-        It is the number after @ in `masking`, or the number of steps of the run.
+        It is the number after @ in `masking`, or else the number of steps of the run. It must not
+        be asked for if `masking` is "static".
         """
         return self._parse_masking()[2] or sum(phase.steps for phase in self.phases)
 
     def _parse_masking(self) -> tuple[float, float, int | None]:
-        """Returns the numbers that `masking` is written with; it must not be "static".
+        """Returns the numbers in `masking`, which must not be "static".
 
         Returns:
-            The first share, the last share, and the number of steps after @; None if it has no @.
+            The first share; the last share, which is the first one if `masking` names no other; and
+            the number of steps after @, or None if there is no @.
 
         Raises:
             ValueError: `masking` has another form, or a share is not above 0 and at most 0.5.
@@ -354,11 +364,11 @@ class PretrainSettings:
         return first, last, int(match[3]) if match[3] else None
 
     def mask_share(self, phase: int, step: int) -> float:
-        """Returns the share of masked tokens at a step of a phase (docs/order.md).
+        """Returns the share of tokens that are masked at a step of a phase (docs/order.md).
 
         Args:
             phase: Index of the phase.
-            step: Number of steps before this one in the phase.
+            step: Number of steps of the phase before this one, so 0 for its first step.
         """
         first, last = self.mask_shares or (0.0, 0.0)
         total = self.mask_steps
@@ -384,7 +394,9 @@ class PretrainSettings:
         return preset(self.model.preset, **decided, **self.model.overrides)
 
     def phases_of(self, seq_len: int) -> list[int]:
-        """Returns the indices of all phases of one length, which read one stream one after another.
+        """Returns the indices of all phases of one length.
+
+        These phases read the same stream: each continues where the one before has ended.
 
         Args:
             seq_len: The length in tokens.
@@ -392,7 +404,7 @@ class PretrainSettings:
         return [index for index, phase in enumerate(self.phases) if phase.seq_len == seq_len]
 
     def skipped(self, *phases: int) -> list[tuple[int, int]]:
-        """Returns the ranges of positions that `skip` leaves out of the stream of some phases.
+        """Returns the ranges of stream positions that `skip` names for some phases.
 
         Args:
             phases: Indices of the phases.
@@ -401,7 +413,7 @@ class PretrainSettings:
             For each range its first position, and one past its last position.
 
         Raises:
-            ValueError: An entry of `skip`, of whichever phase, is malformed.
+            ValueError: An entry of `skip` is malformed, even one for another phase.
         """
         ranges = []
         for entry in self.skip:
@@ -420,14 +432,14 @@ Settings = TypeVar("Settings", bound=PretrainSettings)
 
 
 def resolve(settings: Settings) -> Settings:
-    """Checks settings, and moves values that were given for all phases into the phases.
+    """Checks settings, and writes values such as `steps` and `peak_lr` into the phases.
 
     Args:
         settings: The settings as the user gave them. `PretrainSettings` or a subclass.
 
     Returns:
-        The same settings, in which each phase has its own value of the fields in `OF_PHASES`, such
-        as `steps` and `peak_lr`. The fields of these names beside the phases are empty lists.
+        The same settings, except for the fields in `OF_PHASES`, which both `PretrainSettings` and
+        `Phase` have. Their values are now in the phases, and those of `PretrainSettings` are empty.
 
     Raises:
         ValueError: Settings contradict each other, or a value is malformed.
@@ -448,9 +460,9 @@ def resolve(settings: Settings) -> Settings:
 
 
 def _change_phase(settings: PretrainSettings, index: int) -> Phase:
-    """Returns a phase with the values that the settings beside the phases give for it.
+    """Returns a phase with the values that the fields of `PretrainSettings` give for it.
 
-    These are the settings in `OF_PHASES`; they win over the phase's own values.
+    These are the fields in `OF_PHASES`. They win over the phase's own values.
 
     Args:
         settings: The settings of the run.
@@ -478,7 +490,7 @@ def _change_phase(settings: PretrainSettings, index: int) -> Phase:
 
 
 def _check_epochs(settings: PretrainSettings) -> None:
-    """Refuses a number of epochs that is senseless, or does not go with the other settings."""
+    """Refuses a number of epochs that is not positive, or that contradicts other settings."""
     if settings.epochs is None:
         return
     if not 0 < settings.epochs < math.inf:
