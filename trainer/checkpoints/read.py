@@ -103,8 +103,9 @@ def _read_fragments(
 
     Args:
         path: The checkpoint's folder.
-        files: The key "fragments" of state.json: for each file and each parameter in it, the index
-            of the first value in the flattened parameter, and the number of values.
+        files: The key "fragments" of state.json, which has the form of
+            `trainer.checkpoints.write.Snapshot.pieces`. It says which values of each parameter are
+            in which file.
         optimizer: The optimizer, whose weights and states are overwritten.
 
     Raises:

@@ -1,9 +1,9 @@
 """Chooses the checkpoint that a run continues from: the newest in the run's folder or at its URL.
 
-Rank 0 chooses the checkpoint and downloads it if necessary. A node that does not see the disk of
-rank 0 downloads it as well, but to the folder `downloads`. If it were in the folder `checkpoints`
-and rank 0 ran on that node at the next launch, the download would be taken for a checkpoint that
-was saved there.
+Rank 0 chooses the checkpoint, and downloads it to the folder `checkpoints` if it is only at the
+URL. A node that does not see the disk of rank 0 downloads the checkpoint as well, but to the folder
+`downloads`. The two folders are kept apart because rank 0 may run on that node at the next launch.
+It would then take a download in the folder `checkpoints` for a checkpoint that was saved there.
 """
 
 import os
@@ -269,7 +269,10 @@ class RunCheckpoints:
 
 
 def _is_first_of_node() -> bool:
-    """Returns whether this process is the first on its machine, by the launcher's LOCAL_RANK."""
+    """Returns whether this is the first of the processes that the launcher started on this machine.
+
+    The launcher numbers them in the environment variable LOCAL_RANK.
+    """
     return int(os.environ["LOCAL_RANK"]) == 0
 
 

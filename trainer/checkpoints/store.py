@@ -5,8 +5,8 @@
     URL/checkpoints/newest.json          names the checkpoint that was completed last
 
 An object store seldom loses an object. More often it returns an incomplete listing, or says that an
-object does not exist although it does. So a file that seems missing or damaged is asked for again
-by its name.
+object does not exist although it does. So if a file seems missing or damaged, the store is asked
+again for the file's name.
 
 A committed checkpoint is one that has the file COMMITTED, which marks it as complete.
 """

@@ -58,9 +58,11 @@ class Snapshot:
         position: Facts about the progress of the run that state.json gets, as JSON values. "step"
             is the number in the name of the checkpoint's folder.
         num_updates: Number of updates that the optimizer has made.
-        files: Tensors by name, for each file that this rank writes.
-        pieces: The range of each of this rank's fragments, by file and parameter: the index of the
-            first value in the flattened parameter, and the number of values.
+        files: The tensors of each file that this rank writes, by the name of the file and then by
+            the name of the tensor.
+        pieces: The ranges of this rank's fragments, by the name of the file and then by the name of
+            the parameter. A range is [index of the first value in the flattened parameter, number
+            of values].
     """
 
     position: Mapping[str, Any]
@@ -92,8 +94,11 @@ def take_snapshot(
         engine: The DeepSpeed engine.
         optimizer: The optimizer of that engine.
         ranks: This process and the others of the run.
-        copies: Memory for the copies, by name. The first call fills it, and later calls overwrite
-            it, so the previous snapshot must be written before.
+        copies: Memory for the copies, by name; empty for the first call, which allocates it. Later
+            calls overwrite it, so the previous snapshot must have been written to the disk before.
+
+    Returns:
+        The snapshot. Its tensors are in the memory of `copies`.
     """
 
     def copy(name: str, tensor: Tensor) -> Tensor:
@@ -196,7 +201,7 @@ def _commit(
         final: The path that the folder gets.
         snapshot: The snapshot of rank 0.
         files: The size and the hash of every rank's files, by name.
-        pieces: The ranges of every rank's fragments, as in `Snapshot.pieces`.
+        pieces: The ranges of every rank's fragments, in the form of `Snapshot.pieces`.
     """
     of_tensors = {"num_updates": snapshot.num_updates, "fragments": pieces}
     state = {"format": FORMAT, **snapshot.position, **of_tensors}

@@ -41,12 +41,12 @@ class Sentence:
         words: The words.
         tags: The tag of each word; empty if tags are not read.
         scheme: The scheme of the tags in this file; None if tags are not read.
-        lines: The lines from the one that ended the sentence before up to the one before the line
-            that ends this sentence, with blank lines and comments. The first sentence of a file has
-            all lines from its beginning, and the last one all lines up to its end.
-        rows: The index in `lines` of each word's line.
-        first_line: The number of the first line in the file, from 1.
-        separator: What separates the columns: a tab or a space.
+        lines: The lines of the file that belong to the sentence: those of its words, and all blank
+            lines, comments and lines of -DOCSTART- before them. The last sentence of a file also
+            has the lines after it. So the lines of all sentences together are the whole file.
+        rows: For each word, the index of its line in `lines`.
+        first_line: The number in the file of the first entry of `lines`, from 1.
+        separator: The character between the columns: a tab or a space.
     """
 
     path: str
@@ -59,11 +59,19 @@ class Sentence:
     separator: str
 
     def locate(self, index: int) -> str:
-        """Returns file and line of a word, for a message."""
+        """Returns the place of a word for a message, such as "test.conll:7".
+
+        Args:
+            index: The index of the word in the sentence.
+        """
         return f"{self.path}:{self.first_line + self.rows[index]}"
 
     def tags_in(self, scheme: Scheme) -> tuple[str, ...]:
-        """Returns the tags of the sentence's entities in another scheme."""
+        """Returns the tags of the sentence, translated to a scheme.
+
+        Args:
+            scheme: The scheme of the tags that are returned.
+        """
         if scheme == self.scheme:
             return self.tags
         return tuple(write_tags(find_entities(self.tags), len(self.tags), scheme))
@@ -125,10 +133,17 @@ def _group_lines(
 ) -> dict[int, dict[int, tuple[str, str]]]:
     """Reads the lines with words, and groups them by sentence.
 
+    Args:
+        lines: All lines of the file. A blank line or a line of -DOCSTART- ends a sentence.
+        path: Path or URL of the file, for messages.
+        columns: The columns to read.
+        row_format: How the lines are divided into columns.
+
     Returns:
-        A dict with one entry for each sentence. Its key is the index of the first line that
-        `Sentence.lines` has, which is 0 for the first sentence and otherwise the line that ended
-        the sentence before. Its value maps the index of each line with a word to word and tag.
+        A dict with one entry for each sentence. The key is the index in `lines` of the first line
+        that belongs to the sentence (`Sentence.lines`): 0 for the first sentence, otherwise the
+        line that ended the previous sentence. The value is a dict from the index of each line with
+        a word to the word and its tag.
 
     Raises:
         ValueError: A line is malformed.
@@ -212,11 +227,15 @@ def _find_row_format(lines: Sequence[str], path: str, columns: Columns) -> _RowF
 
 
 def _is_comment(line: str, cells: Sequence[str], row_format: _RowFormat, tag: int | None) -> bool:
-    """Returns whether a line is a comment: it begins with "#" and is not a row of the columns.
+    """Returns whether a line is a comment.
+
+    A comment begins with "#", but so may a word. If columns are separated by tabs, a line with a
+    tab is no comment. Otherwise a line is no comment if it has as many columns as most lines and,
+    if tags are read, a tag in their column.
 
     Args:
         line: The line.
-        cells: Its cells.
+        cells: The cells of the line.
         row_format: How the lines of the file are divided.
         tag: The column of the tags; None if tags are not read.
     """
@@ -230,12 +249,12 @@ def _is_comment(line: str, cells: Sequence[str], row_format: _RowFormat, tag: in
 def _read_row(
     where: str, line: str, cells: Sequence[str], count: int, columns: Columns
 ) -> tuple[str, str]:
-    """Returns word and tag of a line; the tag is "O" if tags are not read.
+    """Returns the word and the tag of a line; the tag is "O" if tags are not read.
 
     Args:
         where: File and line, for messages.
         line: The line.
-        cells: Its cells.
+        cells: The cells of the line.
         count: The number of columns that the line must have.
         columns: The columns to read.
 

@@ -1,11 +1,13 @@
 """Converts between entities and the tags of words, in the schemes IOB1, IOB2 and BIOES.
 
-A tag is "O" for a word outside of entities, or one of the letters B, I, E, S with a hyphen and a
-type, such as "B-PER". The first word of an entity has B and the others have I, with these rules:
+A word outside of entities has the tag "O". Every other tag is one of the letters B, I, E and S, a
+hyphen and the type of the entity, such as "B-PER". The schemes differ in their letters:
 
-- In IOB2 the first word of every entity has B.
-- In IOB1 it has B only if the word before it ends an entity of the same type, and otherwise I.
-- In BIOES the last word of an entity has E, and an entity of one word has S.
+- IOB2: the first word of an entity has B, and all other words of it have I.
+- IOB1: all words of an entity have I. Only if an entity directly follows another one of the same
+  type, its first word has B.
+- BIOES: as in IOB2, but the last word of an entity has E, and the word of an entity of one word has
+  S.
 """
 
 import re
@@ -17,13 +19,16 @@ OUTSIDE = "O"
 Scheme = Literal["iob1", "iob2", "bioes"]
 
 TaggedSentence = tuple[Sequence[str], Callable[[int], str]]
-"""The tags of a sentence, and a function that returns file and line of its word by number."""
+"""The tags of a sentence, and a function from the index of a word to its file and line."""
 
 _TAG = re.compile(r"O|[BIES]-.+", re.DOTALL)
 
 
 class Entity(NamedTuple):
-    """An entity: the words start to end - 1 of a sentence."""
+    """An entity of a type such as "PER", which covers the words `start` to `end - 1` of a sentence.
+
+    Words are counted from 0.
+    """
 
     type: str
     start: int
@@ -36,10 +41,10 @@ def is_tag(text: str) -> bool:
 
 
 def find_entities(tags: Sequence[str]) -> list[Entity]:
-    """Finds the entities that tags of any scheme describe, as the program conlleval does.
+    """Finds the entities in the tags of a sentence, as the program conlleval does.
 
-    A tag I or E continues the entity of the word before if it has the same type, and if that word
-    has B or I. Every other tag except "O" begins an entity.
+    The tags may be of any scheme. A tag I or E continues an entity if the previous word has a tag B
+    or I of the same type. Every other tag except "O" begins an entity.
     """
     entities: list[Entity] = []
     start: int | None = None
@@ -73,7 +78,11 @@ def write_tags(entities: Iterable[Entity], num_words: int, scheme: Scheme) -> li
 def find_scheme(sentences: Sequence[TaggedSentence]) -> Scheme:
     """Returns the scheme that all tags of a file follow.
 
-    It is BIOES if there is a tag E or S, otherwise IOB2, or IOB1 if the tags do not follow IOB2.
+    If there is a tag E or S, the scheme is BIOES. Otherwise it is IOB2, or IOB1 if the tags do not
+    follow IOB2.
+
+    Args:
+        sentences: All sentences of the file.
 
     Raises:
         ValueError: The tags follow no scheme. The message names the first faulty tag.
@@ -97,7 +106,13 @@ def label_names(types: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
 
 
 def _find_fault(tags: Sequence[str], locate: Callable[[int], str], scheme: Scheme) -> str | None:
-    """Describes the first tag of a sentence that does not follow the scheme; None if all do."""
+    """Returns words about the first tag of a sentence that does not follow a scheme, or None.
+
+    Args:
+        tags: The tags of the sentence.
+        locate: Returns the file and line of a word, by the word's index.
+        scheme: The scheme.
+    """
     right_tags = write_tags(find_entities(tags), len(tags), scheme)
     for index, (tag, right_tag) in enumerate(zip(tags, right_tags, strict=True)):
         if tag != right_tag:
