@@ -180,8 +180,9 @@ def parse_settings(data: bytes, where: str) -> dict[str, Any]:
 def write_export(files: Mapping[str, bytes], folder: str) -> None:
     """Writes the files of an export into a folder. An earlier export there is replaced.
 
-    The card is written first, because it marks the folder as that of an export. The last file is
-    written last, because it marks the export as complete.
+    The model card is written first. If the export is interrupted, the card shows that the files in
+    the folder are from an export, so that a new export may replace them. config.json is written
+    last, so a folder that has it is complete.
 
     Args:
         files: The contents by file name, from `model_files`. The last one is config.json.
@@ -215,11 +216,13 @@ def _read_file(folder: str, name: str) -> bytes:
 
 
 def _refuse_foreign_folder(folder: Folder, names: list[str]) -> None:
-    """Raises ValueError if a folder holds anything but an earlier export.
+    """Raises a ValueError unless a folder is empty or holds only an earlier export.
+
+    An earlier export may be incomplete. Its model card must not have been edited.
 
     Args:
         folder: The folder to export to.
-        names: The files of the new export, config.json last.
+        names: The names of the files of the new export, config.json last.
     """
     if folder.is_file():
         raise ValueError(f"{folder.url}: is a file; name a folder to export to")

@@ -1,11 +1,11 @@
 """Reads the TensorFlow checkpoints of google-research/bert without TensorFlow.
 
-    NAME.index                  a LevelDB table: name -> dtype, shape, shard, offset, size, crc
-    NAME.data-00000-of-00001    the bytes of the tensors, little endian
+    NAME.index                  a LevelDB table: name -> dtype, shape, shard, offset, size, crc32c
+    NAME.data-00000-of-00001    a shard: the bytes of tensors, little endian
 
 The formats are defined by tensorflow/core/protobuf/tensor_bundle.proto (V2) and
-leveldb/doc/table_format.md. The kernels of dense layers are stored transposed. Our model computes
-the exact GELU, as Google's code of 2018 did.
+leveldb/doc/table_format.md. The kernels of dense layers are stored transposed, compared with the
+weights of torch. Our model computes the exact GELU, as Google's code of 2018 did.
 """
 
 import math
@@ -42,11 +42,11 @@ DTYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}
 _DTYPE, _SHAPE, _SHARD, _OFFSET, _SIZE, _CRC, _SLICES = range(1, 8)
 
 Fields = dict[int, list[Any]]
-"""The values of a protocol buffer by field number. A repeated field has several."""
+"""The values of a protocol buffer: from the number of a field to the list of its values."""
 
 
 class TensorBundle:
-    """The tensors of a checkpoint.
+    """Reads the tensors of a TensorFlow checkpoint by their names.
 
     Attributes:
         where: The checkpoint, for messages.
@@ -58,7 +58,8 @@ class TensorBundle:
 
         Args:
             where: The checkpoint, for messages.
-            read: Returns the content of the checkpoint's file with a suffix such as ".index".
+            read: Takes the suffix of a file of the checkpoint, such as ".index", and returns the
+                file's content.
 
         Raises:
             ValueError: The index is damaged.
@@ -77,7 +78,10 @@ class TensorBundle:
         self.names = frozenset(self._entries)
 
     def read(self, name: str) -> NDArray[Any]:
-        """Reads one tensor.
+        """Reads one tensor, and checks its size and crc32c.
+
+        Args:
+            name: The name of the tensor, one of `names`.
 
         Raises:
             ValueError: The tensor is damaged, is cut into slices, or has a type that is not
@@ -119,7 +123,12 @@ def _table_entries(data: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _block(data: bytes, start: int, size: int) -> bytes:
-    """Returns a block of a LevelDB table without its trailer, after checking its crc32c.
+    """Returns a block of a LevelDB table, after a check of its crc32c.
+
+    Args:
+        data: The whole table.
+        start: Position of the block in the table.
+        size: Number of bytes of the block, without the trailer that follows it.
 
     Raises:
         ValueError: The block is damaged or compressed.
@@ -152,7 +161,11 @@ def _block_entries(block: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _shape(entry: Fields) -> tuple[int, ...]:
-    """Returns the shape of a tensor from its entry in the index."""
+    """Returns the shape of a tensor.
+
+    Args:
+        entry: The fields of the tensor's entry in the index, a BundleEntryProto.
+    """
     sizes = [size for shape in entry.get(_SHAPE, []) for size in _fields(shape).get(2, [])]
     return tuple(_number(_fields(size), 1) for size in sizes)
 
@@ -165,10 +178,11 @@ def _number(fields: Fields, field: int, default: int = 0) -> int:
 def _fields(data: bytes) -> Fields:
     """Parses the fields of a protocol buffer.
 
-    Values are int for varints and 32-bit numbers, and bytes for strings and embedded messages.
+    The values of varints and 32-bit numbers are int. Those of strings and embedded messages are
+    bytes.
 
     Raises:
-        ValueError: A field has another wire type.
+        ValueError: A field has a type that is none of these.
     """
     fields: Fields = {}
     position = 0
@@ -192,10 +206,18 @@ def _fields(data: bytes) -> Fields:
 
 
 def _varints(data: bytes, count: int, position: int = 0) -> list[int]:
-    """Returns `count` numbers that are stored as varints, and then the position after them.
+    """Reads numbers that are stored as varints, one after another.
 
-    A varint has 7 bits of the number in each byte, the lowest first; the highest bit of a byte says
-    whether another byte follows.
+    Each byte of a varint has 7 bits of the number, the lowest bits first. The highest bit of a byte
+    says whether another byte follows.
+
+    Args:
+        data: The bytes.
+        count: How many numbers are read.
+        position: Position of the first number in `data`.
+
+    Returns:
+        The numbers, and as the last entry the position after them.
     """
     values = []
     for _ in range(count):
@@ -247,7 +269,10 @@ def load_google(folder: str, name: str) -> tuple[BertConfig, dict[str, Tensor]]:
 
 
 def _google_name(name: str) -> str:
-    """Returns the name in google-research/bert of a parameter, from its name in transformers."""
+    """Translates the name of a parameter from transformers to google-research/bert.
+
+    For example, "bert.pooler.dense.weight" becomes "bert/pooler/dense/kernel".
+    """
     if name in _HEADS:
         return _HEADS[name]
     path = re.sub(r"\.layer\.(\d+)\.", r"/layer_\1/", name).replace(".", "/")

@@ -70,7 +70,7 @@ _MODEL_TYPES = {"bert": "Bert", "megatron-bert": "MegatronBert"}
 
 
 def hf_names(config: BertConfig, head: Head | None = None) -> dict[str, str]:
-    """Returns the name in transformers of every parameter, by our name.
+    """Returns a dict from our name of every parameter to its name in transformers.
 
     Args:
         config: The configuration of the model.
@@ -101,8 +101,8 @@ def to_hf_state(
 ) -> dict[str, Tensor]:
     """Returns our parameters under the names of transformers.
 
-    The decoder is tied to the embeddings, so its weights are not copied, as in the safetensors
-    files of transformers.
+    The weights of the decoder are those of the embeddings, so they are not in the result a second
+    time. The safetensors files of transformers leave them out as well.
 
     Args:
         state: All parameters of the model, by our names.
@@ -120,17 +120,19 @@ def from_hf_state(
 ) -> dict[str, Tensor]:
     """Returns the tensors of a transformers model under our names, in float32.
 
-    The model may be a BertForPreTraining, BertForMaskedLM or BertModel, or of the class that has
-    this head. Heads that the file does not have are not in the result.
+    The model may be a BertForPreTraining, a BertForMaskedLM, a BertModel or, with `head`, a
+    fine-tuned model such as a BertForTokenClassification. Pretraining heads and a pooler that the
+    file does not have are not in the result.
 
     Args:
-        tensors: The tensors of the file, by their names there.
+        tensors: The tensors of the file, by their names in transformers.
         config: The configuration from the model's config.json.
         where: The file, for messages.
         head: The head from config.json; None for a model that is only pretrained.
 
     Raises:
-        ValueError: The tensors are not those of such a model, have other shapes, or hold a NaN.
+        ValueError: The tensors are not those of a model with this configuration and head, or are
+            not finite floating-point numbers.
     """
     renamed = {_modern_name(name): tensor for name, tensor in tensors.items()}
     named = {name: tensor for name, tensor in renamed.items() if name not in _IGNORED}
@@ -146,7 +148,16 @@ def from_hf_state(
 
 
 def _check_tied(tensors: Mapping[str, Tensor], where: str) -> None:
-    """Raises ValueError if a file's copy for the tied decoder differs from its original."""
+    """Raises a ValueError if the decoder of a model has weights of its own.
+
+    In our BERT, the decoder of the masked language model head is tied: it computes with the weights
+    of the embeddings and the bias of the head. A file may have copies of them for the decoder, but
+    they must be equal.
+
+    Args:
+        tensors: The tensors of the file, by their names in transformers.
+        where: The file, for messages.
+    """
     for copy, original in _TIED.items():
         has_both = copy in tensors and original in tensors
         if has_both and not torch.equal(tensors[copy], tensors[original]):
@@ -184,7 +195,14 @@ def _check_complete(
 def _check_shapes(
     state: Mapping[str, Tensor], config: BertConfig, head: Head | None, where: str
 ) -> None:
-    """Raises ValueError if a parameter has another shape than the configuration gives it."""
+    """Raises a ValueError if a parameter has another shape than the configuration gives it.
+
+    Args:
+        state: Parameters by our names.
+        config: The configuration of the model.
+        head: The head of a fine-tuned model, or None.
+        where: The file, for messages.
+    """
     with torch.device("meta"):
         expected = BertForPreTraining(config).state_dict()
         if head:
@@ -229,7 +247,11 @@ def to_hf_config(config: BertConfig, pad_id: int, head: Head | None = None) -> d
 
 
 def from_hf_config(settings: Mapping[str, Any], where: str) -> BertConfig:
-    """Returns our config for the settings of a config.json.
+    """Returns the configuration that a config.json of transformers describes.
+
+    Args:
+        settings: The content of config.json.
+        where: The file, for messages.
 
     Raises:
         ValueError: The settings are of a model that is not supported, or a setting has a wrong type
@@ -287,7 +309,7 @@ def head_of_hf_config(settings: Mapping[str, Any], where: str) -> Head | None:
 
 
 def _labels_of(settings: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    """Returns the classes of a head in the order of their ids.
+    """Returns the names of the classes between which a head chooses, in the order of their ids.
 
     As in transformers, a model without id2label has the classes LABEL_0 and LABEL_1.
 
@@ -306,10 +328,10 @@ def _labels_of(settings: Mapping[str, Any], where: str) -> tuple[str, ...]:
 
 
 def _modern_name(name: str) -> str:
-    """Returns the name that BertForPreTraining of today's transformers has for a tensor.
+    """Translates the name of a tensor to the one that BertForPreTraining has in transformers today.
 
-    Files of 2018 call weight and bias of a norm gamma and beta. The names of a bare BertModel lack
-    the prefix "bert.".
+    Files of 2018 have the names gamma and beta for the weight and the bias of a norm. Files of a
+    bare BertModel have no prefix "bert." before names.
     """
     name = name.replace("Norm.gamma", "Norm.weight").replace("Norm.beta", "Norm.bias")
     return f"bert.{name}" if name.startswith(("embeddings.", "encoder.", "pooler.")) else name

@@ -103,14 +103,14 @@ def read_initial_weights(folder: str) -> InitialWeights:
 def extend_rows(found: InitialWeights, vocab: bytes, folder: str) -> tuple[InitialWeights, int]:
     """Extends a model's weights to a larger vocabulary.
 
-    Tokens of the old vocabulary keep their rows to the bit. A new token's row of the embeddings is
-    the mean of the rows of the pieces that the old vocabulary splits it into. So is its bias in the
-    masked language model head.
+    Tokens of the old vocabulary keep their embeddings to the bit. The old vocabulary splits a new
+    token into several pieces. The embedding of the new token is the mean of the embeddings of these
+    pieces, and its bias in the masked language model head is the mean of their biases.
 
     Args:
         found: The model, which must have a vocab.txt.
-        vocab: The content of a vocab.txt that begins with the tokens of the model's. New tokens may
-            also replace tokens such as [unused7].
+        vocab: The content of the larger vocab.txt. It begins with the tokens of the model's
+            vocab.txt, except that new tokens may replace unused ones such as [unused7].
         folder: The folder of the model, for messages.
 
     Returns:
@@ -142,9 +142,14 @@ def extend_rows(found: InitialWeights, vocab: bytes, folder: str) -> tuple[Initi
 
 
 def _new_ids(old: Vocabulary, new: Vocabulary, folder: str) -> list[int]:
-    """Returns the ids of the tokens that are new, in order.
+    """Returns the ids of the tokens of a vocabulary that another one lacks, ascending.
 
     A new token may follow the old vocabulary, or replace an unused token such as [unused7].
+
+    Args:
+        old: The vocabulary of the model.
+        new: The vocabulary of the dataset.
+        folder: The folder of the model, for messages.
 
     Raises:
         ValueError: The new vocabulary is shorter than the old one, or replaces a token in use.

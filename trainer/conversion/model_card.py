@@ -1,7 +1,7 @@
 """Writes the model card, README.md, of an exported model.
 
-The card ends with a mark that contains its hash. By the mark a later export recognizes a card that
-an export wrote and nobody has edited, and may replace it.
+The card ends with a mark, a comment that contains the hash of the text before it. A later export
+replaces the card only if the hash is right, because nobody has then edited the card.
 """
 
 import hashlib
@@ -35,7 +35,10 @@ _OF_DATA = ("dataset", "weight", "root hash", "licences")
 _OF_PAIRS = ("pairs; chance is 50 %", "number", "accuracy", "standard error")
 
 Rows = Iterator[tuple[Any, ...]]
-"""Rows of a table: the name of a fact, and its value. Rows whose values are None are left out."""
+"""Rows of a table: the name of a fact, and its value or, in a table of several columns, values.
+
+`_section` leaves out the rows in which all values are None.
+"""
 
 
 def model_card(
@@ -123,7 +126,13 @@ def _describe_data(dataset: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _describe_base(base: Mapping[str, Any]) -> Rows:
-    """Yields facts of the model that training began with, then of the one before it, and so on."""
+    """Yields the facts about the model whose weights training began with.
+
+    The facts about the model with which the training of that model began follow, and so on.
+
+    Args:
+        base: The entry "base_model" of a provenance; empty if training began with random weights.
+    """
     if not base:
         return
     yield "training began with", base["name"]
@@ -141,7 +150,7 @@ def _describe_base(base: Mapping[str, Any]) -> Rows:
 
 
 def _describe_pairs(pairs: Mapping[str, Any]) -> Rows:
-    """Yields the accuracy on all minimal pairs, the mean over groups, and that of each group.
+    """Yields the accuracy on all minimal pairs, the mean accuracy of the groups, and each of these.
 
     Args:
         pairs: The result of `trainer.runs.training_facts.pairs_facts`; empty if none were measured.
@@ -166,7 +175,11 @@ def _percent(share: Any) -> str | None:
 
 
 def _describe_task(finetuned: Mapping[str, Any]) -> Rows:
-    """Yields the task that the model was fine-tuned on, and the metrics of every file."""
+    """Yields the task that a model was fine-tuned on, and its metrics on every file.
+
+    Args:
+        finetuned: The entry "finetuned" of a provenance; empty if the model was only pretrained.
+    """
     for key, name in (("task", "task"), ("run", "run"), ("seq_len", "sequence length")):
         yield name, finetuned.get(key)
     for file, metrics in finetuned.get("metrics", {}).items():
@@ -180,7 +193,7 @@ def _count(value: Any) -> str | None:
 
 
 def _section(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """Returns the lines of a section with a table; none if no row has a value.
+    """Returns the lines of a section that consists of a table; no lines if no row has a value.
 
     Args:
         title: The title of the section.

@@ -1,6 +1,7 @@
 """Writes and reads DeepSpeed's universal checkpoints, with the parameter names of transformers.
 
-DeepSpeed continues from such a checkpoint on any number of ranks. Its files are:
+DeepSpeed continues from such a checkpoint on any number of ranks. NAME is that of a parameter, and
+* is empty, or "zero_pp_rank_0_" for ZeRO-3. The files of a checkpoint are:
 
     latest_universal                                        the name of the folder beside it
     universal/zero/NAME/fp32.pt, exp_avg.pt, exp_avg_sq.pt  a whole parameter and its states
@@ -42,12 +43,12 @@ def universal_files(
     The result maps the path of each file in the folder of the checkpoint to the file's bytes.
 
     Args:
-        states: The result of `trainer.checkpoints.read.read_states`: tensors by our names, for
-            each of "fp32", "exp_avg" and "exp_avg_sq". Running means that are absent, because the
-            parameter was not trained, are written as zeros.
+        states: The result of `trainer.checkpoints.read.read_states`: for each of "fp32", "exp_avg"
+            and "exp_avg_sq", the tensors by our names. A parameter that was not trained may lack
+            the last two, which are then written as zeros.
         config: The configuration of the model.
         steps: The number of training steps.
-        updates: The number of steps in which the weights were updated.
+        updates: The number of training steps that changed the weights.
     """
     step = torch.tensor(float(updates))
     whole = {"state": {0: {"step": step}}, "param_groups": [{}]}
@@ -117,7 +118,7 @@ def _read_parameter(data: bytes, file: str) -> Tensor:
 
 
 def _pickled(value: Any) -> bytes:
-    """Returns the bytes of a file that torch.load reads as the value."""
+    """Returns the content of a file from which torch.load reads the value."""
     buffer = io.BytesIO()
     torch.save(value, buffer)
     return buffer.getvalue()

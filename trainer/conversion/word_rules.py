@@ -12,13 +12,16 @@ from trainer.conversion.names import TOKENIZER, TOKENIZER_CONFIG
 def said_word_rule(
     tokenizer: Mapping[str, Any] | None, settings: Mapping[str, Any]
 ) -> WordRule | None:
-    """Returns the word rule in a model's files, or None if they do not state one.
+    """Returns the rule by which text becomes words, as far as a model's files state it.
 
-    tokenizer.json counts if it is there, otherwise tokenizer_config.json.
+    If there is a tokenizer.json, it alone decides. Otherwise tokenizer_config.json does.
 
     Args:
-        tokenizer: Content of tokenizer.json, or None.
-        settings: Content of tokenizer_config.json; empty if there is none.
+        tokenizer: The content of tokenizer.json; None if there is no such file.
+        settings: The content of tokenizer_config.json; empty if there is no such file.
+
+    Returns:
+        The rule, or None if the files do not state one that is known here.
     """
     if tokenizer is not None:
         if _get(tokenizer.get("pre_tokenizer"), "type") == "WhitespaceSplit":
@@ -33,7 +36,13 @@ def said_word_rule(
 
 
 def guess_word_rule(vocab: bytes | None) -> WordRule:
-    """Guesses the word rule from a vocab.txt: text is lower-cased if no entry has a capital."""
+    """Guesses the word rule from a vocabulary: text is lower-cased if no token has a capital.
+
+    Tokens that begin with "[", such as [MASK], do not count.
+
+    Args:
+        vocab: The content of vocab.txt. None counts as a vocabulary without capitals.
+    """
     tokens = (vocab or b"").decode(errors="replace").split("\n")
     has_capitals = any(token != token.lower() for token in tokens if not token.startswith("["))
     return WordRule(not has_capitals)
