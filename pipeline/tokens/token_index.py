@@ -1,8 +1,12 @@
-"""Builds and reads the index over all token parts, by which documents of a bucket are found.
+"""Builds and reads prefixes.rows, by which the documents of a bucket are found in the token parts.
 
-prefixes.rows says, for each prefix of ids and each part, where the part's documents with this
-prefix are. The index of all parts is read in 256 groups of ids with the same first byte, so no more
-than the largest group is in memory.
+Each token part has its own index `NAME.index`, sorted by id. A bucket is a range of ids. So that a
+task can read a bucket without reading all these indexes, prefixes.rows has a row for each pair of a
+part and a prefix, the first PREFIX_BITS (12) bits of an id. The row says which rows of the part's
+index and which bytes of its `.tokens` file hold the documents whose ids begin with the prefix.
+
+To build it, the indexes of all parts are copied to this machine, and are then read in 256 groups of
+ids with the same first byte. No more than the largest group is in memory at a time.
 """
 
 import hashlib
@@ -57,15 +61,16 @@ class Totals:
     """Counts of the distinct documents of all parts.
 
     Attributes:
-        documents: Number of distinct documents that are kept.
-        duplicates: Number of further copies of any document.
+        documents: Number of distinct documents that are kept, because dropped.ids does not list
+            them.
+        duplicates: Number of further copies of any document, whether it is kept or dropped.
         cleaned_bytes: Bytes of the cleaned text of the kept documents.
-        tokens: Number of their tokens.
-        documents_hash: Hash of their ids (docs/format.md, section 4).
-        documents_by_prefix: Number of kept documents by the first bits of their ids; as many
-            prefixes as `num_prefixes` says.
+        tokens: Number of tokens of the kept documents.
+        documents_hash: Hash of the ids of the kept documents (docs/format.md, section 4).
+        documents_by_prefix: Number of kept documents for each prefix of ids. `num_prefixes` says
+            how many prefixes there are.
         sources: The counts of each source, by its number.
-        dropped: Numbers of documents that filters over all documents left out, by reason.
+        dropped: Number of distinct documents that dropped.ids lists, by reason.
     """
 
     documents: int
@@ -81,7 +86,7 @@ class Totals:
 def open_index(folder: Folder, part_names: Sequence[str]) -> AbstractContextManager[LocalGroups]:
     """Fetches the `.index` files of all parts to this machine, by one request per part.
 
-    Used as a context manager: the local copy is deleted at the end.
+    The result is a context manager, which deletes the local copy at its end.
 
     Args:
         folder: The folder of token parts.
@@ -100,7 +105,11 @@ def iterate_index(index: LocalGroups) -> Iterator[Rows]:
 
 
 def distinct_rows(rows: Rows) -> Rows:
-    """Returns the first row of each id, from rows sorted by id and source."""
+    """Returns one row for each id: the first one, which is that of the first source.
+
+    Args:
+        rows: Rows of indexes, sorted by id and then by source.
+    """
     distinct: Rows = rows[is_first(rows["high"], rows["low"])]
     return distinct
 
@@ -112,11 +121,12 @@ def iterate_kept(
 
     Args:
         index: The index of all parts.
-        has_dropped: Whether dropped.ids leaves documents out.
+        has_dropped: Whether there is a file dropped.ids, whose documents are then left out.
 
     Yields:
-        [D] rows of the documents, sorted by id; [D] the number of rows that hold each document or a
-            copy of it; and [D] the sum of these rows' crc32.
+        For each group three arrays with an entry per document, sorted by id: the document's first
+        row, the number of its rows in all parts, copies included, and the sum of the crc32 of these
+        rows.
     """
     dropped = iterate_dropped(index.folder, has_dropped=has_dropped)
     for rows, dropped_rows in zip(iterate_index(index), dropped, strict=True):
@@ -162,14 +172,13 @@ def build_index(
 ) -> Totals:
     """Counts the documents of all parts, and writes prefixes.rows into their folder.
 
-    The index is read twice. The second reading lists the documents that may be held out for
-    validation, which depends on the tokens of all sources.
+    The index is read twice. The second time, the documents that may be held out for validation are
+    listed. How many they are depends on the tokens of all sources, which are known only then.
 
     Args:
         index: The index of all parts.
         num_sources: The number of sources.
-        reasons: The reasons for which dropped.ids leaves documents out; none if there is no such
-            file.
+        reasons: The reasons that dropped.ids may have; empty if there is no such file.
         validation_tokens: The most tokens that may be held out for validation.
     """
     counts = _DocumentCounts(num_sources)
@@ -209,7 +218,7 @@ class _DocumentCounts:
         self._by_prefix = np.zeros((NUM_GROUPS, _BUCKETS_PER_GROUP), np.int64)
 
     def add(self, first_byte: int, rows: Rows, dropped_rows: Rows) -> None:
-        """Counts the documents of a group.
+        """Counts the documents of a group. Groups must be added in the order of their bytes.
 
         Args:
             first_byte: The first byte of the ids of the group.
@@ -275,7 +284,12 @@ class _DocumentCounts:
 
 
 def _by_name(by_reason: npt.NDArray[np.int64], reasons: Sequence[str]) -> dict[str, int]:
-    """Returns numbers of dropped documents by reason, out of numbers by the reason's number."""
+    """Returns the numbers of dropped documents by the name of the reason.
+
+    Args:
+        by_reason: The numbers of documents, by the index of the reason in REASONS.
+        reasons: The reasons that the result has.
+    """
     return {reason: int(by_reason[REASONS.index(reason)]) for reason in reasons}
 
 
@@ -286,7 +300,7 @@ class TokenParts:
     Attributes:
         folder: The folder of token parts.
         token_dtype: The dtype of token ids: "uint16" or "uint32".
-        has_dropped: Whether dropped.ids leaves documents out.
+        has_dropped: Whether there is a file dropped.ids, whose documents are then left out.
         held_out: The ids of the validation documents (`HeldOut.ids`).
     """
 
@@ -299,7 +313,10 @@ class TokenParts:
 def read_bucket(
     tokens: TokenParts, names: Sequence[str], bucket: Bucket
 ) -> Iterator[TokenizedDocument]:
-    """Yields a bucket's documents, copies included. It reads one range of bytes of each part.
+    """Yields the documents of a bucket, copies included.
+
+    For a train bucket, one range of bytes is read of each part. Validation documents are not next
+    to each other, so several ranges of a part may be read for the validation bucket.
 
     Args:
         tokens: The token parts.
@@ -340,12 +357,15 @@ def _read_held_out(tokens: TokenParts, names: Sequence[str]) -> Iterator[Tokeniz
 def _ranges_of_parts(
     folder: Folder, names: Sequence[str], prefixes: Sequence[int]
 ) -> Iterator[tuple[str, Rows]]:
-    """Yields each part that has documents with these id prefixes, with its rows of prefixes.rows.
+    """Yields the parts that have documents whose ids begin with one of some prefixes.
 
     Args:
         folder: The folder of token parts.
         names: Names of all parts, by their numbers.
         prefixes: Ascending id prefixes of PREFIX_BITS bits.
+
+    Yields:
+        The name of a part, and its rows of prefixes.rows for these prefixes.
     """
     ranges = _read_ranges(folder, prefixes, len(names))
     for part in np.unique(ranges["part"]):
@@ -362,7 +382,7 @@ def _read_documents(
 
 
 def join_ranges(rows: Rows) -> list[tuple[int, int]]:
-    """Returns byte ranges (start, stop) of documents in their part's tokens.
+    """Returns the ranges of bytes (start, stop) that documents have in a part's `.tokens` file.
 
     Documents that follow each other without a gap are one range.
 
@@ -381,7 +401,7 @@ def read_tokens(folder: Folder, name: str, start: int, stop: int) -> bytes:
     """Returns bytes start to stop - 1 of a part's `.tokens` file.
 
     Raises:
-        ValueError: The file is missing, or ends before them.
+        ValueError: The file is missing, or ends before byte stop - 1.
     """
     with named_loss(folder.locate(name)):
         return folder.read_range(name, start, stop)
@@ -390,7 +410,7 @@ def read_tokens(folder: Folder, name: str, start: int, stop: int) -> bytes:
 def find_prefix_rows(
     folder: Folder, names: Sequence[str], prefixes: Sequence[int]
 ) -> list[tuple[str, int, int]]:
-    """Finds the rows of parts' indexes that hold documents with these id prefixes.
+    """Finds the rows of the parts' indexes whose ids begin with one of some prefixes.
 
     Args:
         folder: The folder of token parts.
@@ -405,9 +425,9 @@ def find_prefix_rows(
 
 
 def _read_ranges(folder: Folder, prefixes: Sequence[int], num_parts: int) -> Rows:
-    """Reads the rows of prefixes.rows for some id prefixes, checked to name parts that exist.
+    """Reads the rows of prefixes.rows for some id prefixes, and checks their numbers.
 
-    Groups that follow each other are read by one request.
+    Groups of ids that follow each other are read by one request.
 
     Args:
         folder: The folder of token parts.
@@ -415,7 +435,7 @@ def _read_ranges(folder: Folder, prefixes: Sequence[int], num_parts: int) -> Row
         num_parts: The number of parts.
 
     Raises:
-        ValueError: The file is missing or damaged.
+        ValueError: The file is missing or damaged, or names a part that does not exist.
     """
     path = folder.locate(INDEX)
     groups = np.unique(np.asarray(prefixes, np.int64) // _PREFIXES_PER_GROUP)
@@ -437,7 +457,9 @@ def _read_ranges(folder: Folder, prefixes: Sequence[int], num_parts: int) -> Row
 
 
 def _find_ranges(rows: Rows) -> Rows:
-    """Returns the rows of prefixes.rows for a group: one for each prefix and part that has it.
+    """Returns the rows that prefixes.rows gets for a group of ids with the same first byte.
+
+    There is one row for each prefix and each part that has documents with the prefix.
 
     Args:
         rows: The rows of all parts in the group, with the columns of `LocalGroups`.
@@ -459,7 +481,15 @@ def _find_ranges(rows: Rows) -> Rows:
 
 
 def _sum_ranges(values: npt.NDArray[Any], starts: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """Returns the sum of each range of values; a range ends where the next one starts."""
+    """Sums ranges of values.
+
+    Args:
+        values: [D] the values.
+        starts: [R] the index at which each range starts. It ends where the next one starts.
+
+    Returns:
+        [R] the sum of each range.
+    """
     if not len(values):
         return values
     return np.add.reduceat(values, starts)

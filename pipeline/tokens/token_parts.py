@@ -1,12 +1,14 @@
-"""Packs and unpacks token parts, in which the tokens job leaves documents for the shards job.
+"""Packs and unpacks token parts, the files that the tokens job writes and the shards job reads.
 
-Documents of a part are sorted by id. A bucket is a range of ids, so it is one contiguous range of
-every part. A part has these files:
+A token part holds the encoded documents of one list (`DocumentList`), sorted by id. A bucket is a
+range of ids, so the documents of a bucket follow each other in every part. A part has these files:
 
-- `NAME.tokens`: the documents, each with a header and a checksum.
-- `NAME.index`: one small row per document.
-- `NAME.places`: where the documents come from (pipeline.tokens.provenance).
-- `NAME.signatures`: by which near-duplicates are found (pipeline.tokens.near_duplicates).
+- `NAME.tokens`: the documents, each as a record with a header and a checksum.
+- `NAME.index`: one small row for each document (INDEX_DTYPE).
+- `NAME.places`: where each document comes from (`pipeline.tokens.provenance`).
+- `NAME.overlaps`: the documents that hold text of task files, if there are any (same module).
+- `NAME.signatures`: the signatures by which near-duplicates are found, if they are looked for
+  (`pipeline.tokens.near_duplicates`).
 """
 
 import struct
@@ -51,13 +53,15 @@ class TokenizedDocument:
     Attributes:
         id: 16 bytes, blake2b-128 of the cleaned text.
         cleaned_bytes: Bytes of the cleaned text in UTF-8.
-        sentence_lengths: [S] uint16, the number of tokens of each sentence, at least 1.
+        sentence_lengths: [S] the number of tokens of each sentence, at least 1. The dtype is uint32
+            after encoding, and uint16 in a document that was read from a token part.
         tokens: [T] uint16 or uint32, the ids of all sentences end to end.
-        source: The number of its source.
-        where: Its place in the input; empty if it was read from a token part.
+        source: The number of the document's source.
+        where: The place in the input that the document is from; empty if it was read from a token
+            part.
         signature: The signature by which near-duplicates are found; empty if they are not looked
             for.
-        crc32: The checksum of the record that it was read from; 0 if it was not read from one.
+        crc32: The checksum of the document's record in a token part; 0 if it was not read from one.
     """
 
     id: bytes
@@ -71,7 +75,7 @@ class TokenizedDocument:
 
 
 def pack_documents(documents: Sequence[TokenizedDocument]) -> tuple[bytes, bytes]:
-    """Returns the contents of a part's `.tokens` and `.index` files.
+    """Returns the content of a part's `.tokens` file, and that of its `.index` file.
 
     Args:
         documents: The documents of the part, in any order. Copies are kept.
@@ -107,7 +111,7 @@ def unpack_documents(
     """Yields the documents in a range of a `.tokens` file.
 
     Args:
-        data: Bytes of the file, from the beginning of a document to the end of another.
+        data: Bytes of the file: the whole records of one or more documents.
         token_dtype: The dtype of token ids: uint16 or uint32.
         where: The URL of the file, for messages.
 
@@ -153,7 +157,10 @@ def id_keys(rows: Rows) -> npt.NDArray[np.bytes_]:
 
 
 def _pack_document(document: TokenizedDocument) -> bytes:
-    """Returns a document's record in the tokens: checksum, header, sentence lengths, tokens."""
+    """Returns the record of a document in a `.tokens` file.
+
+    It consists of a checksum of the rest, the header, the lengths of the sentences, and the tokens.
+    """
     lengths = np.ascontiguousarray(document.sentence_lengths, LENGTH_DTYPE)
     num_tokens = len(document.tokens)
     assert int(lengths.sum(dtype=np.int64)) == num_tokens, "sentences do not add up to the tokens"

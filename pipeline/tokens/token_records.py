@@ -1,7 +1,10 @@
-"""Writes and reads records of finished document lists: JSON files of what was counted and dropped.
+"""Writes and reads records, small JSON files that say which lists of documents are finished.
 
-The name of a record says which list of which part is finished. A build that was interrupted goes on
-with the parts that lack records.
+The tokens job reads each part of the input as one or more lists of documents (`DocumentList`). It
+writes a token part for each list, and then a record with the counters of the list and some notes.
+The name of a record, PART-NUMBER.json or PART-NUMBER-last.json, has the key of the part and the
+number of the list in it. If a build was interrupted, the next one reads only the parts of which a
+record is missing.
 """
 
 import dataclasses
@@ -35,13 +38,14 @@ _RECORD_NAME = re.compile(r"(?P<part>[0-9a-f]+)-(?P<number>\d{5})(?P<last>-last)
 
 
 def finished_parts(file_names: Iterable[str], parts: Sequence[Part]) -> dict[str, list[str]]:
-    """Returns the record names of the parts that are complete, by the part's key.
-
-    A part is complete if its last list of documents has a record, and all lists before it have one.
+    """Finds the parts of the input that are complete: all of their lists have records.
 
     Args:
         file_names: Names of the files in the folder of records.
         parts: All parts of the input.
+
+    Returns:
+        For each complete part, by its key, the names of its records in the order of the lists.
     """
     records: dict[str, dict[int, re.Match[str]]] = {}
     for match in filter(None, map(_RECORD_NAME.fullmatch, file_names)):
@@ -56,7 +60,7 @@ def finished_parts(file_names: Iterable[str], parts: Sequence[Part]) -> dict[str
 
 
 def require_finished(file_names: Iterable[str], parts: Sequence[Part], where: str) -> list[str]:
-    """Returns the record names of all parts; checks that the job has finished every part.
+    """Returns the names of the records of all parts, after a check that every part is complete.
 
     Args:
         file_names: Names of the files in the folder of records.
@@ -64,7 +68,7 @@ def require_finished(file_names: Iterable[str], parts: Sequence[Part], where: st
         where: The folder, for messages.
 
     Raises:
-        ValueError: A part is not complete there, although the job ended without an error.
+        ValueError: A part is not complete (`finished_parts`).
     """
     finished = finished_parts(file_names, parts)
     lost = [part for part in parts if part.key not in finished]
@@ -79,10 +83,12 @@ def require_finished(file_names: Iterable[str], parts: Sequence[Part], where: st
 
 
 def record_stem(record: str) -> str:
-    """Returns the beginning of a record's name, with which all files about its list begin.
+    """Returns a record's name without its ending, PART-NUMBER.
+
+    The names of all files of the list's token part begin with it.
 
     Args:
-        record: The name of the record of a list of documents.
+        record: The name of the record.
     """
     return record.removesuffix(".json").removesuffix("-last")
 
@@ -102,7 +108,11 @@ def read_records(folder: Folder, records: Sequence[str]) -> list[dict[str, Any]]
 
 
 def read_word_seals(record: Mapping[str, Any], where: str) -> dict[int, WordSeal]:
-    """Returns the seals of the words that a list counted, by the bucket of the words.
+    """Reads the checksums of the words that were counted in a list, by the words' bucket.
+
+    Args:
+        record: The content of the list's record.
+        where: The URL of the record, for messages.
 
     Raises:
         ValueError: The record is damaged.
@@ -112,7 +122,7 @@ def read_word_seals(record: Mapping[str, Any], where: str) -> dict[int, WordSeal
 
 
 def count_by_source(records: Iterable[Mapping[str, Any]]) -> dict[int, dict[str, int]]:
-    """Sums the counters of all records, by the source's number."""
+    """Returns for each source, by its number, the sums of the counters in its records."""
     totals: dict[int, Counter[str]] = {}
     for record in records:
         counters = {name: count for name, count in record.items() if name not in _NO_COUNTS}
@@ -129,9 +139,11 @@ def sum_counters(by_source: Mapping[int, Mapping[str, int]]) -> dict[str, int]:
 
 
 def choose_examples(records: Iterable[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Returns a few dropped documents of each reason, the first ones of the records.
+    """Chooses a few examples of the dropped documents of each reason: the first in the records.
 
-    Each is a dict with the keys of `DroppedDocument`: reason, where and text.
+    Returns:
+        A dict for each example, with the keys reason, where and text (`DroppedDocument`). The
+        examples are sorted by reason.
     """
     by_reason: dict[str, list[dict[str, str]]] = {}
     for record in records:
@@ -180,11 +192,15 @@ def find_files_without_text(
 def format_record(
     documents: DocumentList[Any], words: Mapping[int, WordSeal] | None = None
 ) -> bytes:
-    """Returns the record of a finished list: its counters, source, dropped examples, and notes.
+    """Returns the content of the record of a finished list.
+
+    The record has the list's counters, its source, examples of dropped documents, URLs of ranges
+    without text, and some unknown words. Secrets in places and texts are hidden.
 
     Args:
         documents: The list.
-        words: The seals of its counted words by bucket, if its words were counted.
+        words: The checksums of the list's words by bucket (`WordSeal`); None if the words were not
+            counted.
     """
     examples: list[DroppedDocument] = []
     for dropped in documents.dropped:

@@ -1,9 +1,12 @@
 """Counts the words of a sample of the documents, and joins the counts in one table.
 
-Words are distributed over NUM_WORD_BUCKETS by a checksum, so that Beam does not move single words.
-The record of each list has a seal of its counts in every bucket. The seals of all lists add up to
-what a bucket's table must hold. So a table is known to be right even if a runner loses counts or a
-store lists too few files.
+A hash of each word decides to which of NUM_WORD_BUCKETS buckets the word belongs. Beam moves the
+counts of a list of documents in one element for each bucket, because moving single words would be
+slow. Then the counts of each bucket are added up in a table.
+
+A seal (`WordSeal`) is a checksum of counts. The record of each list has a seal of the list's counts
+in every bucket. The seals of all lists add up to the seal that the bucket's table must have. So it
+is noticed if a runner lost or repeated counts, or if a store listed too few files.
 """
 
 import zlib
@@ -52,12 +55,15 @@ def sample_bits(text_bytes: int) -> int:
 def choose_sample(parts: Sequence[Part]) -> dict[Part, int]:
     """Chooses the parts from which words are counted (docs/format.md, section 1).
 
-    If all text is to be counted, all parts are chosen. Otherwise one in 2^k documents is counted
-    (`sample_bits`), and most parts need not be read. Each source is cut anew into parts of 8 MiB.
-    One in 2^a of these parts is read, but at least 64 of them. In the parts that are read, one in
-    2^(k - a) documents is counted.
+    If there are at most 2 GiB of text, all parts are chosen and all documents are counted.
+    Otherwise one in 2^k documents is counted (`sample_bits`). So that most of the text need not
+    even be read, the sample is drawn in two steps:
 
-    A file that cannot be cut may be a part with more than a 64th of its source. Such a part is
+    1. Each source is cut anew into parts of 8 MiB. One in 2^a of these parts is read. The number a
+       is at most k, and so small that at least 64 parts are read (or all, if there are fewer).
+    2. In the parts that are read, one in 2^(k - a) documents is counted.
+
+    A file that cannot be cut may be a part with more than a 64th of the source. Such a part is
     always read, and one in 2^k of its documents is counted. So every document has the same
     probability to be counted.
 
@@ -91,13 +97,14 @@ def sample_documents(
 ) -> DocumentList[Document]:
     """Keeps the documents that belong to the sample.
 
-    For a sample of one out of 2^k documents, these are the documents whose ids begin with k bits
-    that are all 1. They have the highest ids; documents with the lowest ids are for validation.
+    If one out of 2^k documents is to be kept, they are the documents whose ids begin with k bits
+    that are all 1. These are the highest ids. The documents with the lowest ids are not taken,
+    because validation documents are chosen from them.
 
     Args:
         documents: Cleaned documents of one part of the input.
-        bits_of: The number k, by the key of the part. Of a part that is not in the mapping all
-            documents are kept.
+        bits_of: The number k of each part, by the part's key. All documents of other parts are
+            kept.
     """
     num_bits = bits_of.get(documents.part, 0)
     assert 0 <= num_bits <= 64, f"a sample of 2^-{num_bits} of the documents"
@@ -119,10 +126,10 @@ def count_list(
     Args:
         documents: Cleaned documents.
         rule: The rule by which a text becomes words.
-        factors: The factor of each source, by which its counts are multiplied.
+        factors: For each source the number by which its counts are multiplied.
 
     Yields:
-        The index of a bucket that has words of these documents, and the count of each such word.
+        The index of a bucket, and the count of each word of these documents that belongs to it.
     """
     factor = factors[documents.source]
     buckets: dict[int, dict[str, int]] = {}
@@ -135,7 +142,9 @@ def count_list(
 
 @dataclass(frozen=True)
 class WordSeal:
-    """A checksum of counted words. The seals of several counts can be added up.
+    """A checksum of the counts of words.
+
+    If the counts of two lists are added, the fields of their seals add up to those of the sum.
 
     Attributes:
         count: The sum of the counts of all words.
@@ -150,7 +159,7 @@ class WordSeal:
 
 
 def seal_counts(counts: Mapping[str, int]) -> WordSeal:
-    """Returns the seal of counted words."""
+    """Returns the seal of the counts of words."""
     checksum = sum(zlib.crc32(word.encode()) * count for word, count in counts.items())
     return WordSeal(sum(counts.values()), checksum % _CHECKSUM_LIMIT)
 
