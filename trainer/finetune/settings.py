@@ -18,8 +18,8 @@ class ColumnSettings:
 
     Attributes:
         text: The column of the text, or of the context of a multiple choice.
-        text_b: The column of a pair's second text. In a multiple choice it holds a text that is put
-            in front of every choice. null means that there is none.
+        text_b: The column of a pair's second text, or of a text that is put in front of every
+            choice; null means that there is none.
         label: The column of the label: a class, a number, or which choice is right, counted from 0.
         choices: The columns of the choices.
         id: The column whose value identifies a row in the predictions; null means its number.

@@ -31,9 +31,9 @@ class Streak:
     Attributes:
         length: Number of steps.
         first_step: Number of the first of these steps, over the whole run.
-        phase: Index of the phase.
-        start: Position of their first instance in the stream.
-        stop: One past the position of their last instance.
+        phase: Index of the phase of these steps.
+        start: Position in the stream of the first instance of these steps.
+        stop: One past the position of the last instance of these steps.
     """
 
     length: int
@@ -47,8 +47,8 @@ class SpikeGuard:
     """Judges the gradient of every step by its norm.
 
     Attributes:
-        streak: The newest steps in a row whose gradients were refused; None if the gradient of the
-            last step was used.
+        streak: The steps in a row up to the last one whose gradients were refused; None if the
+            gradient of the last step was taken.
         num_skipped: Number of steps refused in the whole run.
         num_rollbacks: How often the run has gone back to a checkpoint.
         left_out: Ranges of positions that the run leaves out because it has gone back, each as
@@ -71,7 +71,11 @@ class SpikeGuard:
 
     @property
     def limit(self) -> float:
-        """A gradient is taken if its norm is below this limit; infinite takes every finite norm."""
+        """The bound that a gradient's norm must be below for the gradient to be taken.
+
+        It is `spike_factor` times the median of the newest norms. It is infinite, so that every
+        finite norm is below it, if `spike_factor` is 0 or too few norms are known.
+        """
         if not self._settings.spike_factor or len(self._norms) < FEWEST_NORMS:
             return math.inf
         return float(self._settings.spike_factor * median(self._norms))
@@ -87,8 +91,9 @@ class SpikeGuard:
         Args:
             norm: The norm of the whole gradient before clipping.
             step: Number of the step, over the whole run.
-            phase: Index of the phase.
-            positions: The first position of its instances in the stream, and one past the last.
+            phase: Index of the phase of the step.
+            positions: The position in the stream of the step's first instance, and one past that of
+                its last instance.
         """
         if norm < self.limit:  # NaN is below no limit
             self._norms.append(norm)
@@ -101,13 +106,14 @@ class SpikeGuard:
         return False
 
     def went_back(self, then: "SpikeGuard") -> "SpikeGuard":
-        """Returns the guard with which the run continues from an earlier checkpoint.
+        """Returns the guard with which the run continues after going back to a checkpoint.
 
-        The returned guard skips the positions of the bad steps that led back, and has counted one
-        more return.
+        Call it on the guard whose `streak` makes the run go back. The result has the norms of the
+        checkpoint and the counts of this guard, with one rollback more. It also leaves out the
+        positions of the steps in `streak`.
 
         Args:
-            then: The guard as that checkpoint has it. It is changed and returned.
+            then: The guard as the checkpoint saved it. It is changed in place and returned.
         """
         assert self.streak is not None, "there is a reason to go back"
         then.left_out = [*self.left_out, (self.streak.phase, self.streak.start, self.streak.stop)]

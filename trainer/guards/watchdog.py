@@ -2,9 +2,9 @@
 
 The training loop of each rank calls `Watchdog.beat` at every step. If the last call is too long
 ago, the rank's watchdog thread writes the stacks of all its threads to a file. Then the first rank
-that still answers asks every rank over a socket, which the collectives do not use. A rank that does
-not answer is stopped, or its machine is gone. A rank that answers with fewer beats than the others
-holds them up.
+that still answers asks every rank over a socket, which the collectives do not use, and reports what
+it finds. If a rank does not answer, its process has been stopped, for example by SIGSTOP, or its
+machine is gone. If all ranks answer, those with fewer beats than the others hold up the job.
 """
 
 import contextlib
@@ -82,11 +82,13 @@ class Watchdog:
             threading.Thread(target=target, name=f"watchdog {target.__name__}", daemon=True).start()
 
     def beat(self, place: str, factor: float = 1.0) -> None:
-        """Tells the watchdog that the rank has reached a place, and is alive.
+        """Tells the watchdog that the rank is alive, and what it does next.
+
+        The next call has to follow within `factor` times the limit of the watchdog.
 
         Args:
-            place: The place, in words for messages.
-            factor: How many times the limit the rank may take until the next beat.
+            place: What the rank does next, in words for messages, such as "validation".
+            factor: The factor of the limit; infinite lets the rank take any time.
         """
         self._beats += 1
         self._place = place
@@ -115,7 +117,10 @@ class Watchdog:
         os._exit(HUNG)
 
     def _report(self) -> None:
-        """Asks all ranks, says which is at fault, and has silent ones on this machine killed."""
+        """Asks all ranks, and prints which of them are at fault and writes it to report.txt.
+
+        Ranks on this machine that do not answer are killed some seconds later (`_kill_later`).
+        """
         with ThreadPoolExecutor(32) as pool:
             answers = list(pool.map(_ask, self._peers))
         text = describe_hang(self._peers, answers)
@@ -138,7 +143,11 @@ class Watchdog:
                 faulthandler.dump_traceback(file, all_threads=True)
 
     def _answer(self) -> None:
-        """Answers every connection with the number of beats and the last place, until closed."""
+        """Answers other ranks until the watchdog is closed.
+
+        The answer to every connection is a JSON object with the number of beats ("beats") and the
+        `place` of the last one ("place").
+        """
         while not self._closed.is_set():
             try:
                 connection, _ = self._listener.accept()
@@ -155,7 +164,8 @@ def describe_hang(peers: Sequence[Peer], answers: Sequence[dict[str, Any] | None
 
     Args:
         peers: All ranks.
-        answers: For each rank the beats and the place that it answered; None if it did not answer.
+        answers: For each rank the result of `_ask`: the keys "beats" and "place", or None if the
+            rank did not answer.
     """
     pairs = list(zip(peers, answers, strict=True))
     silent = [f"{peer} (process {peer.pid})" for peer, answer in pairs if answer is None]
@@ -184,10 +194,11 @@ def _kill_later(pids: Sequence[int]) -> None:
 
 
 def _ask(peer: Peer) -> dict[str, Any] | None:
-    """Asks a rank how many beats it has counted and at which place in the code it is.
+    """Asks a rank how many beats its watchdog has counted, and what the last one said.
 
     Returns:
-        The answer, or None if the rank does not answer.
+        The keys "beats" and "place", as `Watchdog._answer` sends them; None if the rank does not
+        answer in time.
     """
     try:
         with socket.create_connection(peer.address, timeout=ANSWER_SECONDS) as connection:

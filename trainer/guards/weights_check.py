@@ -1,8 +1,8 @@
 """Finds weights in which a bit has flipped: no hardware catches every such fault.
 
-Two facts are checked before an update. The model's weights must be equal on all ranks. And the
-tensors that a rank updates (its fp32 weights and the optimizer's moments) must be as the previous
-update left them.
+Two facts are checked before an update. The model's weights must be equal on all ranks, except under
+ZeRO-3, where each rank holds other weights. And the tensors that a rank updates (its fp32 weights
+and the optimizer's moments) must be as the previous update left them.
 """
 
 import platform
@@ -38,7 +38,7 @@ class WeightsCheck:
 
         Args:
             model: The model that is trained.
-            optimizer: Its optimizer.
+            optimizer: The optimizer of the model.
             ranks: This process and the others of the run.
             interval: Number of updates between two checks; 0 never checks.
         """
@@ -62,7 +62,7 @@ class WeightsCheck:
         self._left = None
 
     def check(self) -> None:
-        """Checks the weights now; every rank has to call it.
+        """Checks the weights now; every rank has to call it. It does nothing if the interval is 0.
 
         Raises:
             CorruptWeightsError: Weights of some rank have changed without an update. It is raised

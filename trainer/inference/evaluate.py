@@ -33,9 +33,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Measures a model on one split of a dataset, as a run's validation does.
 
-    The instances of the split's first pass are read once, in fp32 and without dropout. A model that
-    was trained left to right predicts every token. A masked language model predicts only the masked
-    tokens.
+    A built dataset has several passes, each with other masks and sentence pairs. The model reads
+    the instances of the first pass once, in fp32 and without dropout. A model that was trained left
+    to right predicts every token. A masked language model predicts only the masked tokens.
 
     Args:
         opened: The model, from `open_model`.
@@ -169,10 +169,16 @@ def format_evaluation(found: Mapping[str, Any]) -> str:
 
 
 def _check_fits(opened: OpenedModel, dataset: Dataset, seq_len: int) -> None:
-    """Raises ValueError if the model cannot be measured on instances of this length.
+    """Checks that a model can be measured on the instances of a dataset.
 
-    The vocabulary may differ, the model may read fewer tokens, or it may lack the masked language
-    model head.
+    Args:
+        opened: The model.
+        dataset: The dataset.
+        seq_len: The length of the instances, in tokens.
+
+    Raises:
+        ValueError: The model has another vocabulary than the dataset, reads fewer than `seq_len`
+            tokens, or lacks the masked language model head.
     """
     manifest = dataset.manifest
     where = opened.where

@@ -56,8 +56,9 @@ class OpenedModel:
     Attributes:
         where: The folder, checkpoint or name that the model was opened from, for messages.
         config: The configuration of the model.
-        state: The parameters under our names, fp32, on the CPU. Parameters of heads that the model
-            lacks are absent. Those of `head` are task_head.weight and task_head.bias.
+        state: The parameters, fp32, on the CPU, by their names in this project, such as
+            "bert.embeddings.word.weight". Parameters of heads that the model lacks are absent. The
+            parameters of `head` are "task_head.weight" and "task_head.bias".
         vocab: The content of vocab.txt; None if the model has none.
         tokenizer_file: The content of tokenizer.json; None if the model has none.
         word_rule: The rule by which text becomes words.
@@ -151,7 +152,8 @@ class OpenedModel:
 
         Args:
             num_tokens: The number of tokens of the vocabulary.
-            is_whole: Whether every embedding must have a token; otherwise some may have none.
+            is_whole: Whether there must be a token for every embedding. Otherwise there may be
+                fewer tokens than embeddings.
         """
         size = self.config.vocab_size
         if num_tokens > size or (is_whole and num_tokens < size):
@@ -164,11 +166,12 @@ def open_model(name: str, storage_options: Mapping[str, Any] | None = None) -> O
     """Opens a trained model: a run, an export, or a model that was trained elsewhere.
 
     Args:
-        name: One of these forms. RUN is the newest checkpoint of a run, and RUN@STEP the one after
-            STEP steps. RUN@mean5 and RUN@STEP@mean5 are the mean of the 5 checkpoints up to there.
-            A folder may be an export, from save_pretrained of transformers, or a checkpoint that
-            Google released. Any other name is that of a model of the Hugging Face Hub. RUN and
-            folders may be fsspec URLs.
+        name: The model, in one of these forms. The folder of a run opens its newest checkpoint, and
+            RUN@STEP the checkpoint after STEP steps. RUN@mean5 and RUN@STEP@mean5 open the mean of
+            that checkpoint and the 4 before it; the number 5 can be any other. Another folder may
+            be an export of this project, a folder of transformers' save_pretrained, or a checkpoint
+            that Google released. All folders may be fsspec URLs. A name that is no folder is that
+            of a model of the Hugging Face Hub.
         storage_options: Options of the filesystem of a run at a URL.
 
     Raises:
@@ -204,7 +207,7 @@ def open_run_model(name: str, storage_options: Mapping[str, Any] | None = None) 
 
     Raises:
         FileNotFoundError: There is no run, or no such checkpoint.
-        ValueError: A file is damaged, or there are fewer checkpoints than the mean is to be of.
+        ValueError: A file is damaged, or there are too few checkpoints for the mean.
     """
     match = _MEAN.fullmatch(name)
     store, names = find_run(match[1] if match else name, storage_options)
@@ -227,7 +230,14 @@ def open_run_model(name: str, storage_options: Mapping[str, Any] | None = None) 
 
 
 def _open_checkpoint(store: CheckpointStore, name: str) -> OpenedModel:
-    """Opens one checkpoint of a run, which is downloaded if the run is at a URL."""
+    """Opens the model in one checkpoint of a run.
+
+    If the run is at a URL, the files that this needs are downloaded first.
+
+    Args:
+        store: The run's checkpoints.
+        name: The name of the checkpoint, such as one of those that `find_run` returns.
+    """
     with store.opened(name, [MODEL, STATE]) as (run, checkpoint):
         if not store.folder.is_local and _pairs_of(run) and store.folder.exists(METRICS):
             store.fetch_files([METRICS], run.path)
@@ -290,13 +300,19 @@ def _read_run(run: RunFolder, checkpoint: Path) -> OpenedModel:
 
 
 def _pairs_of(run: RunFolder) -> str | None:
-    """Returns the file, folder or glob of the minimal pairs that a run is measured on, or None."""
+    """Returns the setting `validation.pairs` of a run: where its minimal pairs are, or None."""
     pairs = (run.read_config().get("validation") or {}).get("pairs")
     return str(pairs) if pairs else None
 
 
 def _refuse_other_weights(weights: Mapping[str, Tensor], config: BertConfig, where: str) -> None:
-    """Raises ValueError if weights are missing, or are not those of the run's model."""
+    """Raises ValueError if weights do not fit a model by their names and shapes.
+
+    Args:
+        weights: The weights of a checkpoint by name.
+        config: The configuration of the run's model.
+        where: The checkpoint, for messages.
+    """
     with torch.device("meta"):
         model = BertForPreTraining(config)
     try:

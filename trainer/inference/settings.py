@@ -87,7 +87,7 @@ class EvaluateSettings(BatchesToAskSettings):
 
     Dataset:
         data: Folder or URL of a built dataset with the model's vocabulary.
-        split: The split whose first pass is read.
+        split: The split to measure on; of its passes, which differ in masks, the first one is read.
         seq_len: Length of the instances; null means every length that the split has and the model
             can read.
         num_instances: How many instances are read, from the first one; 0 takes all.
@@ -105,7 +105,7 @@ class EvaluateSettings(BatchesToAskSettings):
             alone, with word-l2r also the later tokens of its word.
 
     Output:
-        output: File or URL for the same numbers as JSON; null writes none.
+        output: File or URL to which the printed numbers are also written as JSON; null writes none.
     """
 
     data: str | None = None
@@ -150,7 +150,8 @@ class FeaturesSettings(BatchesToAskSettings):
             with the vector of [CLS] (cls), the average over its tokens (mean) or the output of the
             model's pooler.
         seq_len: Most tokens of a window, with [CLS] and [SEP]; null means as many as the model can
-            read. A longer text is read in windows that overlap by half.
+            read. A longer text is read in windows that overlap by half; cls and pooler read only
+            the first window.
 
     Running:
         output: The Parquet file to write, at any fsspec URL. It appears whole or not at all.

@@ -1,5 +1,8 @@
 """Computes accuracies on minimal pairs: over all pairs, in each group, and the mean over groups.
 
+Pairs are grouped by columns of their file. In BLiMP the column linguistics_term has 12 phenomena,
+the coarse groups, and the column UID has the paradigms of each phenomenon, the fine groups.
+
 Shapes: P pairs.
 """
 
@@ -32,9 +35,11 @@ class Accuracy:
     """The number of right pairs in a group.
 
     Attributes:
-        group: The group's values, one for each column from the coarsest on; empty for all pairs.
+        group: The values that all pairs of the group have in the first columns, beginning with the
+            coarsest: ("island_effects",) is a coarse group, and a tuple of two values is one of the
+            finer groups in it. The tuple is empty for all pairs.
         pairs: The number of pairs in the group.
-        right: The number of right pairs in it.
+        right: The number of pairs in the group that the model gets right.
     """
 
     group: tuple[str, ...]
@@ -59,8 +64,8 @@ class PairAccuracies:
     Attributes:
         columns: The columns that pairs are grouped by, the coarsest first.
         total: The accuracy on all pairs.
-        groups: The accuracies of the groups of every column, in the order of names. A group comes
-            before the finer groups in it.
+        groups: The accuracies of the groups of every column, in alphabetical order. A group comes
+            directly before the finer groups in it.
     """
 
     columns: tuple[str, ...]
@@ -106,12 +111,14 @@ class PairAccuracies:
 
 
 def summarize(pair_set: PairSet, right: NDArray[np.bool_]) -> PairAccuracies:
-    """Counts the right pairs: among all pairs, and in the groups of each column.
+    """Computes the accuracies of a model on a set of pairs and on each of its groups.
+
+    Pairs with the same value in the first column form a group. Those of them that also have the
+    same value in the second column form a finer group in it, and so on.
 
     Args:
-        pair_set: The pairs and their columns. Each group of a finer column is part of one group of
-            the coarser column.
-        right: [P], whether each pair is right.
+        pair_set: The pairs and the columns to group them by.
+        right: [P], whether the model gets each pair right, such as the result of `is_right`.
     """
     counts: dict[tuple[str, ...], list[int]] = {}
     for pair, hit in zip(pair_set.pairs, right.tolist(), strict=True):
@@ -136,7 +143,11 @@ def format_accuracies(found: PairAccuracies) -> str:
 
 
 def _rows(found: PairAccuracies) -> Iterator[tuple[str, int, float, float]]:
-    """Yields the rows of the table: name, number of pairs, accuracy and its standard error."""
+    """Yields the rows of the table of `format_accuracies`.
+
+    Each row is a name, the number of pairs, the accuracy and the standard error of the accuracy.
+    The rows are those of the groups, of the mean over the coarsest groups, and of all pairs.
+    """
     for group in found.groups:
         name = "  " * (len(group.group) - 1) + group.group[-1]
         yield name, group.pairs, group.accuracy, group.standard_error

@@ -32,7 +32,7 @@ class Pair:
         place: Where the pair was read, as "FILE:LINE".
         good: The sentence that speakers accept.
         bad: The sentence that they do not accept.
-        groups: The pair's value in each column to group by, beginning with the coarsest column.
+        groups: The pair's value in each column of `PairSet.columns`.
     """
 
     place: str
@@ -46,8 +46,8 @@ class PairSet:
     """Minimal pairs of one or several files.
 
     Attributes:
-        columns: The columns that pairs are grouped by, the coarsest first.
-        pairs: The pairs in order.
+        columns: The fields of the JSON lines by which pairs are grouped, the coarsest first.
+        pairs: The pairs in the order of the files.
     """
 
     columns: tuple[str, ...]

@@ -42,11 +42,15 @@ _NO_WORD = -1
 class SentenceGroup:
     """Distinct sentences of one length, which are packed without padding.
 
+    The scores of all tokens of all groups form one array, group after group and sentence after
+    sentence (`token_scores`).
+
     Attributes:
-        input_ids: [S, L] with [CLS] and [SEP].
-        words: [S, L], the number of each token's word. The later tokens of a masked token's word
-            are masked as well. With the pll "original" every token is a word by itself.
-        first_score: Number of scored tokens in the groups before this one.
+        input_ids: [S, L], the ids of each sentence, with [CLS] and [SEP].
+        words: [S, L], the number of the word that each token belongs to. When a token is masked,
+            the later tokens of its word are masked as well. With the pll "original" every token is
+            a word by itself.
+        first_score: The index of this group's first score in the array of all scores.
     """
 
     input_ids: Ids
@@ -70,8 +74,8 @@ class EncodedPairs:
 
     Attributes:
         groups: The distinct sentences by length, the shortest first.
-        good: [P], the number of each pair's good sentence among the sentences of all groups.
-        bad: [P], the number of its bad sentence.
+        good: [P], for each pair the index of its good sentence among the sentences of all groups.
+        bad: [P], for each pair the index of its bad sentence.
         mask_id: The id of [MASK]; None for a model that reads left to right.
     """
 
@@ -82,7 +86,7 @@ class EncodedPairs:
 
     @property
     def num_scores(self) -> int:
-        """Returns the number of tokens that are predicted."""
+        """Returns the number of tokens that are predicted: the length of the array of scores."""
         return sum(group.num_scores for group in self.groups)
 
     @property
@@ -99,12 +103,12 @@ class ScoreBatch:
     """Rows of one length that a model reads together.
 
     Attributes:
-        input_ids: [R, L].
-        positions: [M], positions among the R * L tokens at which a prediction is made. A masked
-            model predicts the token there, a left-to-right model the next token.
-        labels: [M], the tokens to be predicted.
-        first_score: Position of the first label among the tokens of all sentences; the other labels
-            follow it there.
+        input_ids: [R, L], the ids that the model reads, with [CLS] and [SEP].
+        positions: [M], the positions among the R * L tokens at which the model makes a prediction.
+            A masked model predicts the token at the position, a left-to-right model the next token.
+        labels: [M], the ids of the tokens to be predicted.
+        first_score: The index of the first label's score in the array of all scores. The scores of
+            the other labels follow it.
     """
 
     input_ids: Ids
@@ -123,7 +127,8 @@ def encode_pairs(
         tokenizer: The model's tokenizer. "[MASK]" in a sentence is encoded as text, not as the
             mask.
         limit: The most tokens that the model can read, with [CLS] and [SEP].
-        pll: Whether a single token is masked, or also the later tokens of its word.
+        pll: Which tokens are masked while a token is predicted: that token alone ("original"), or
+            also the later tokens of its word ("word-l2r").
         is_causal: Whether the model reads left to right.
 
     Raises:
@@ -223,12 +228,13 @@ def _group_by_length(
 def cut_batches(encoded: EncodedPairs, micro_tokens: int) -> list[tuple[SentenceGroup, range]]:
     """Cuts the rows of all groups into batches of at most `micro_tokens`, the longest rows first.
 
-    A row with more tokens is alone in its batch. A masked model reads a row for every masked copy
-    of a sentence; the copies of one sentence follow each other. A left-to-right model reads every
-    sentence as one row.
+    A row is what the model reads at once. For a masked model it is a copy of a sentence with one
+    token masked; the copies of one sentence follow each other. For a left-to-right model it is a
+    sentence. A row with more than `micro_tokens` tokens is alone in its batch.
 
     Returns:
-        For each batch its group, and the numbers of its rows in the group.
+        For each batch the group that its rows belong to, and the range of their indices in the
+        group. `make_batch` makes the batch from both.
     """
     cuts = []
     for group in reversed(encoded.groups):
@@ -251,7 +257,7 @@ def make_batch(group: SentenceGroup, rows: range, mask_id: int | None) -> ScoreB
 
     Args:
         group: A group that `cut_batches` returned.
-        rows: The rows that it returned with the group.
+        rows: The range of rows that `cut_batches` returned with the group.
         mask_id: `EncodedPairs.mask_id`.
     """
     if mask_id is None:
@@ -298,11 +304,12 @@ def token_scores(
     Args:
         predict: The model; it returns logits at the positions of a batch.
         batches: The batches. They are read lazily, so one is in memory at a time.
-        num_scores: The number of tokens that all batches predict.
+        num_scores: The length of the array of all scores, `EncodedPairs.num_scores`.
         device: The device that the model runs on.
 
     Returns:
-        float64 [num_scores] on the CPU, in nats; 0 for tokens that no batch predicts.
+        The array of all scores: float64 [num_scores] on the CPU, in nats. It has 0 for tokens that
+        these batches do not predict.
     """
     scores = torch.zeros(num_scores, dtype=torch.float64)
     for batch in batches:

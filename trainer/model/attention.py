@@ -83,7 +83,17 @@ def choose_backend(backend: str, device: torch.device, dtype: torch.dtype) -> st
 def _padded_attention(
     qkv_TAD: tuple[Tensor, ...], layout: PaddedLayout, dropout_p: float, is_causal: bool
 ) -> Tensor:
-    """Returns `attention` [T, A, D], computed over padded rows of similar lengths together."""
+    """Computes the result of `attention` by torch's kernel for padded sequences.
+
+    Packed tokens are copied into padded rows. The rows of one padded length are computed together,
+    and the results of real tokens are copied back.
+
+    Args:
+        qkv_TAD: Queries, keys and values, each [T, A, D].
+        layout: Where each token is in the padded rows.
+        dropout_p: Dropout on the attention probabilities.
+        is_causal: Whether a token sees only itself and the tokens before it.
+    """
     dtype = qkv_TAD[0].dtype
     if qkv_TAD[0].device.type == "cpu":
         # In bf16 torch's kernel for CPUs takes two to four times as long as in fp32.

@@ -1,9 +1,10 @@
 """Defines BERT over packed tokens, with its pretraining heads.
 
 Nothing is padded, except in attention by the padded back end. Residual sums are normalised after
-each sub-layer (post-LN), GELU is the exact one (erf), positions are learned, and the decoder is
-tied to the word embeddings. With `pre_norm`, inputs of sub-layers are normalised instead, and the
-sum once, at the end (Xiong et al. 2020). Sources: BERT paper, section 3 and appendix A.2;
+each sub-layer (post-LN), GELU is the exact one (erf), positions are learned, and the masked
+language model head multiplies by the word embeddings, so that both share their weights. With
+`pre_norm`, the inputs of sub-layers are normalised instead, and the last residual sum is normalised
+once, at the end (Xiong et al. 2020). Sources: BERT paper, section 3 and appendix A.2;
 google-research/bert modeling.py.
 
 B sequences, T tokens, H hidden, A heads, D head size, C feed-forward width, V vocabulary, M masked
@@ -39,7 +40,13 @@ class Embeddings(nn.Module):
     def forward(
         self, input_ids_T: Tensor, token_type_ids_T: Tensor, position_ids_T: Tensor
     ) -> Tensor:
-        """Returns embeddings [T, H] of ids and positions, which are integers [T]."""
+        """Returns the embeddings [T, H] of tokens.
+
+        Args:
+            input_ids_T: Ids of the tokens, integers.
+            token_type_ids_T: 0 in segment A and 1 in segment B, integers.
+            position_ids_T: The index of each token in its sequence, integers.
+        """
         # The order in which transformers adds: another order differs in the last bit.
         embedded_TH = self.word(input_ids_T) + self.token_type(token_type_ids_T)
         embedded_TH = embedded_TH + self.position(position_ids_T)
@@ -91,7 +98,11 @@ class Layer(nn.Module):
         return self.finish(hidden_MH, context_TAD.index_select(0, positions_M))
 
     def project(self, hidden_TH: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Returns queries, keys and values [T, A, D]: the part of the layer before attention."""
+        """Computes the part of the layer before attention.
+
+        Returns:
+            Queries, keys and values, each [T, A, D].
+        """
         inputs_TH = self.attention_norm(hidden_TH) if self.pre_norm else hidden_TH
         q_TAD, k_TAD, v_TAD = (
             projection(inputs_TH).unflatten(-1, (self.num_heads, -1))
@@ -100,7 +111,7 @@ class Layer(nn.Module):
         return q_TAD, k_TAD, v_TAD
 
     def finish(self, hidden_TH: Tensor, context_TAD: Tensor) -> Tensor:
-        """Returns hidden states [T, H] after this layer: the part of the layer after attention.
+        """Computes the part of the layer after attention, and returns its hidden states [T, H].
 
         Args:
             hidden_TH: Hidden states before this layer.
@@ -116,11 +127,11 @@ class Layer(nn.Module):
 
 
 class BertModel(nn.Module):
-    """The encoder with its pooler.
+    """The encoder of BERT with its pooler.
 
     Attributes:
-        recompute_layers: Whether training keeps only each layer's input, and computes the layer
-            again in the backward pass. It saves memory.
+        recompute_layers: Whether training saves memory by keeping only the input of each layer. The
+            layer is then computed again in the backward pass.
     """
 
     def __init__(self, config: BertConfig, has_pooler: bool = True) -> None:
@@ -140,7 +151,12 @@ class BertModel(nn.Module):
         self.pooler = nn.Linear(size, size) if has_pooler else nn.Identity()
 
     def forward(self, inputs: PackedInputs) -> tuple[Tensor, Tensor]:
-        """Returns hidden states [T, H] of the last layer, and pooled [B, H] first tokens."""
+        """Runs the encoder and the pooler.
+
+        Returns:
+            The hidden states [T, H] of the last layer, and the output [B, H] of the pooler, which
+            reads the hidden state of each sequence's first token.
+        """
         hidden_TH = self.encode(inputs)
         first_BH = hidden_TH.index_select(0, inputs.cu_seqlens[:-1])
         return hidden_TH, torch.tanh(self.pooler(first_BH))
@@ -159,8 +175,9 @@ class BertModel(nn.Module):
     def encode_at(self, inputs: PackedInputs, positions_M: Tensor) -> Tensor:
         """Returns hidden states [M, H] of the last layer at some tokens.
 
-        They equal those of `encode`, but the last layer computes these tokens only. If one token
-        of a sentence is predicted, that saves most of the layer's work.
+        The result equals the states of `encode` at these tokens. But the last layer computes the
+        states of these tokens only, which saves most of its work if one token of a sentence is
+        predicted.
 
         Args:
             inputs: The packed sequences.
@@ -175,7 +192,8 @@ class BertModel(nn.Module):
     def hidden_states(self, inputs: PackedInputs) -> list[Tensor]:
         """Returns the embeddings and the hidden states after every layer, each [T, H].
 
-        These are num_layers + 1 tensors, as of transformers' `output_hidden_states`.
+        The result has num_layers + 1 tensors, like `output_hidden_states` of transformers. The last
+        one is what `encode` returns.
         """
         states_TH = [self._embed(inputs)]
         for layer in self.layers:
@@ -192,7 +210,10 @@ class BertModel(nn.Module):
 
 
 class MaskedLmHead(nn.Module):
-    """Predicts masked tokens (BERT paper, section 3.1); its decoder is the word embedding."""
+    """Predicts tokens from hidden states (BERT paper, section 3.1).
+
+    Its last matrix is not its own: it is that of the word embeddings, given to `forward`.
+    """
 
     def __init__(self, config: BertConfig) -> None:
         super().__init__()
@@ -211,7 +232,10 @@ class MaskedLmHead(nn.Module):
         return F.linear(features_MH, word_embeddings_VH, self.bias)
 
     def sums(self, logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns `masked_lm_sums`; a method, so that `compile_model` can replace it."""
+        """Returns the result of `masked_lm_sums` for these logits and labels.
+
+        It is a method so that `compile_model` can replace it by a compiled form.
+        """
         return masked_lm_sums(logits_MV, labels_M)
 
 
@@ -228,16 +252,18 @@ class BertForPreTraining(nn.Module):
     def forward(self, inputs: PackedInputs, masked_positions: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the logits of both tasks.
 
-        Logits of empty inputs still depend on every parameter, because ZeRO-2 needs the same number
-        of backward passes on every rank. The result is a plain tuple, because ZeRO-3's hooks look
-        into no other container.
+        The inputs may have no sequences. The empty logits still depend on every parameter, because
+        ZeRO-2 needs the same number of backward passes on every rank. The result is a plain tuple,
+        because ZeRO-3's hooks look into no other container.
 
         Args:
             inputs: The packed sequences.
             masked_positions: The masked tokens, as indices into T, int64 [M].
 
         Returns:
-            Logits of the masked tokens [M, V], and of "B is random" [B, 2], where class 1 is yes.
+            The logits [M, V] of the masked tokens, and the logits [B, 2] of next sentence
+            prediction. Class 1 of the latter says that segment B is a random one, and class 0 that
+            it follows segment A.
         """
         hidden_TH, pooled_BH = self.bert(inputs)
         masked_MH = hidden_TH.index_select(0, masked_positions)
@@ -245,21 +271,24 @@ class BertForPreTraining(nn.Module):
 
 
 def masked_lm_sums(logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
-    """Returns the sum of -log p(label), and how often the label is the most likely token.
+    """Sums the losses and the right predictions of the masked language model.
 
     Args:
         logits_MV: Logits of the masked tokens.
         labels_M: The original tokens, int64.
 
     Returns:
-        Two scalars: the sum, float32, in nats; and the number of tokens, int64.
+        Two scalars: the sum of -log p(label), float32, in nats; and the number of tokens whose
+        label is the most likely token, int64.
     """
     nll = F.cross_entropy(logits_MV.float(), labels_M, reduction="sum")
     return nll, (logits_MV.argmax(dim=-1) == labels_M).sum()
 
 
 class PretrainingSums(NamedTuple):
-    """Sums over one micro-batch, as scalars on the device; the loop divides them by global counts.
+    """Sums of losses and of right predictions over one micro-batch, as scalars on the device.
+
+    A mean loss is a sum divided by the number of masked tokens, or sequences, of the whole step.
 
     Attributes:
         mlm_nll: Sum of -log p(label) over masked tokens, in nats, float32, differentiable.
@@ -287,10 +316,11 @@ def pretraining_sums(
 
     Args:
         mlm_logits_MV: Logits of the masked tokens.
-        nsp_logits_B2: Logits of "B is random".
+        nsp_logits_B2: Logits of next sentence prediction; class 1 says that segment B is random.
         masked_labels_M: The original tokens, int64.
-        is_random_next_B: 1 if B is random, else 0, int64.
-        mlm_sums: Computes the sums of masked tokens, such as the method of a compiled head.
+        is_random_next_B: For each sequence 1 if segment B is random, else 0, int64.
+        mlm_sums: The function that computes `masked_lm_sums`, such as the method `sums` of a
+            compiled head.
     """
     mlm_nll, num_mlm_correct = mlm_sums(mlm_logits_MV, masked_labels_M)
     nsp_nll = F.cross_entropy(nsp_logits_B2.float(), is_random_next_B, reduction="sum")
@@ -299,7 +329,7 @@ def pretraining_sums(
 
 
 def stack_sums(sums: PretrainingSums) -> Tensor:
-    """Returns the sums as one tensor in the order of their fields, float64, without gradients."""
+    """Returns the sums as one float64 tensor, in the order of the fields, without gradients."""
     return torch.stack([value.detach().double() for value in sums])
 
 
@@ -312,7 +342,11 @@ def zero_sums(device: torch.device) -> Tensor:
 
 
 def name_sums(sums: Tensor) -> dict[str, float]:
-    """Returns sums that were stacked, by the names of the fields of `PretrainingSums`."""
+    """Returns sums by the names of the fields of `PretrainingSums`.
+
+    Args:
+        sums: A result of `stack_sums`, or a sum of such results.
+    """
     return dict(zip(PretrainingSums._fields, sums.tolist(), strict=True))
 
 
@@ -359,8 +393,9 @@ def initialize_weights(module: nn.Module, initializer_range: float, seed: int) -
     """Fills a module with initial weights, as google-research/bert does.
 
     Matrices are drawn from a normal distribution cut at two standard deviations, biases are 0 and
-    the weights of LayerNorm are 1. Each matrix has a generator keyed by the seed and the matrix's
-    name, so another head changes no other weight.
+    the weights of LayerNorm are 1. Each matrix is drawn by a generator of its own, whose seed
+    depends on `seed` and on the name of the matrix. Therefore the weights of a matrix do not depend
+    on which other matrices the module has.
 
     Args:
         module: The module to fill, in place.
@@ -382,8 +417,8 @@ def initialize_weights(module: nn.Module, initializer_range: float, seed: int) -
 def _fill_truncated_normal(parameter: Tensor, std: float, generator: torch.Generator) -> None:
     """Fills a tensor from a normal distribution cut at two standard deviations.
 
-    Values outside are drawn again, as TensorFlow does. nn.init.trunc_normal_ takes five times as
-    long.
+    Values beyond two standard deviations are drawn again, as TensorFlow does. The function
+    nn.init.trunc_normal_ of torch takes five times as long.
     """
     values = parameter.view(-1).normal_(std=std, generator=generator)
     outliers = torch.nonzero(values.abs() > 2 * std).flatten()
@@ -394,11 +429,13 @@ def _fill_truncated_normal(parameter: Tensor, std: float, generator: torch.Gener
 
 
 def compile_model(model: BertForPreTraining) -> None:
-    """Compiles five methods of a model for training, in place.
+    """Compiles the methods of a model in which training spends its time, in place.
 
-    Attention is not compiled, because its layout depends on data. Numbers of tokens are symbolic,
-    and all layers share graphs, so a run compiles five times, however lengths vary. Evaluation and
-    inputs of fewer than 2 tokens stay eager.
+    They are the embeddings, the two parts of a layer (`Layer.project` and `Layer.finish`), and the
+    two methods of the masked language model head. Attention is not compiled, because its layout
+    depends on data. Numbers of tokens are symbolic and all layers share graphs, so torch compiles
+    these five methods once each, however lengths vary. Evaluation and inputs of fewer than 2 tokens
+    are not compiled.
     """
     _compile([model.bert.embeddings], Embeddings.forward)
     _compile(model.bert.layers, Layer.project)
@@ -408,11 +445,14 @@ def compile_model(model: BertForPreTraining) -> None:
 
 
 def _compile(modules: Iterable[nn.Module], method: Callable[..., Any]) -> None:
-    """Replaces a method of modules by its compiled form, for training passes.
+    """Replaces a method of some modules by one that is compiled for training.
+
+    The new method runs compiled code in training mode, if its first argument has 2 rows or more.
+    Otherwise it calls the original method.
 
     Args:
-        modules: The modules, of one class.
-        method: The method, as a function of the class.
+        modules: The modules, all of one class. They are changed in place.
+        method: The method, as a function of the class, such as `Layer.project`.
     """
     compiled = torch.compile(method, dynamic=True)
 

@@ -168,12 +168,15 @@ def _check_type(name: str, value: Any, kind: type) -> None:
 
 @dataclass(frozen=True)
 class Lengths:
-    """How long instances are: means over instances, or sums over a batch of them.
+    """How long instances are, as far as the cost of training depends on it.
+
+    All values are means over instances, or all are sums over the instances of a batch.
 
     Attributes:
-        tokens: Number of tokens without padding.
-        squared_tokens: Square of the number of tokens of an instance, as the cost of attention.
-        masked: Number of masked tokens.
+        tokens: Mean or sum of the number of tokens of an instance, without padding.
+        squared_tokens: Mean or sum of the square of that number, to which the cost of attention is
+            proportional.
+        masked: Mean or sum of the number of masked tokens of an instance.
     """
 
     tokens: float
@@ -189,7 +192,8 @@ def training_flops(config: BertConfig, lengths: Lengths) -> float:
 
     Args:
         config: The model's sizes.
-        lengths: Lengths of the instance, or sums over the batch.
+        lengths: Means over instances for the operations of one instance, or sums over a batch for
+            those of the batch.
     """
     h = config.hidden_size
     f = config.intermediate_size

@@ -14,7 +14,11 @@ from trainer.model.task_heads import Head
 
 
 class VectorStore:
-    """Vectors of words in several arrays. Row numbers continue from one array to the next."""
+    """Holds the vectors of words, each under a row number.
+
+    Vectors are added in several arrays. The row numbers of an array continue those of the arrays
+    before it.
+    """
 
     def __init__(self) -> None:
         self._arrays: list[NDArray[np.float32]] = []

@@ -130,9 +130,14 @@ def task_loss_sum(
 
 
 def count_losses(head: Head, labels: Tensor) -> int:
-    """Returns how many losses `task_loss_sum` adds for these labels.
+    """Returns how many losses the sum of `task_loss_sum` has for some labels.
 
-    The mean loss is the sum divided by this number.
+    The mean loss is that sum divided by this number. There is one loss per token with a class if
+    the head predicts a class for each token, and otherwise one loss per item.
+
+    Args:
+        head: The head.
+        labels: The labels of some items, as `task_loss_sum` takes them.
     """
     if head.kind == "tokens":
         return int((labels != IGNORED).sum())

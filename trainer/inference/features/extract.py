@@ -27,9 +27,10 @@ class InputText(NamedTuple):
 
     Attributes:
         number: The number of the text in its file, from 0.
-        line: The line where it begins, from 1.
-        text: The text. For a sentence of words it is not encoded.
-        words: The words of a CoNLL sentence; None for a text.
+        line: The line of the file where the text begins, from 1.
+        text: The text. It is not used if `words` is given.
+        words: The words of a sentence, such as one of a CoNLL file, which are encoded one by one;
+            None encodes `text`.
     """
 
     number: int
@@ -82,8 +83,9 @@ class Piece(NamedTuple):
     Attributes:
         id: The token's id.
         token: The token as the vocabulary spells it.
-        start: Its first character in the text, or in its word if the text is given as words.
-        end: The character after its last one.
+        start: The index of the token's first character in the text, or in the token's word if the
+            text is given as words.
+        end: The index of the character after the token's last one.
     """
 
     id: int
@@ -96,12 +98,13 @@ class EncodedText(NamedTuple):
     """A text as tokens, cut into windows.
 
     Attributes:
-        origin: The text.
-        pieces: Its tokens, without [CLS] and [SEP]. A word of which the tokenizer leaves nothing,
-            such as a control character, is [UNK].
-        first_pieces: The number of the first token of each word, or [0] for a text without words.
-        unknown_words: The number of words of which the tokenizer left nothing.
-        windows: The windows that the model reads.
+        origin: The text that was encoded.
+        pieces: The tokens of the text, without [CLS] and [SEP]. If the tokenizer removes a word
+            entirely, such as a control character, the word is one [UNK].
+        first_pieces: For each word, the index in `pieces` of its first token; [0] if the text is
+            not given as words.
+        unknown_words: How many words the tokenizer removed entirely.
+        windows: The windows of `pieces` that the model reads.
     """
 
     origin: InputText
@@ -117,7 +120,8 @@ class FeatureRows:
 
     Attributes:
         texts: [R], the text that each row belongs to.
-        index: [R], the number of the row's token or word in its text; 0 for the row of a text.
+        index: [R], the index in its text of the token or word that a row stands for; 0 if a row
+            stands for a whole text.
         vectors: float32 [R, C, H], a vector for each layer of `FeatureExtractor.layers`, in that
             order; [R, 1, H] for the pooler.
     """
@@ -168,7 +172,8 @@ class FeatureExtractor:
                 text, with the vector of [CLS] ("cls"), the mean over its tokens ("mean") or the
                 output of the model's pooler ("pooler").
             seq_len: The most tokens of a window, with [CLS] and [SEP]; None means as many as the
-                model can read. A longer text is read in windows that overlap by half.
+                model can read. A longer text is read in windows that overlap by half. For "cls" and
+                "pooler" only the first window is read.
             micro_tokens: The most tokens of a forward pass. It bounds memory and changes no result.
             device: The device that the model runs on; None means the CPU.
 
@@ -261,9 +266,10 @@ class FeatureExtractor:
         """Runs the model on some windows and returns their rows.
 
         Args:
-            batch: The windows, with their texts.
-            sums: By the number of a text, the sum of its vectors in earlier micro-batches. It is
-                kept from call to call, for means over texts that are longer than a micro-batch.
+            batch: The windows, each with its text.
+            sums: For a text whose windows began in an earlier micro-batch, by the text's number,
+                the sum [C, H] of its vectors so far. The caller passes the same dict in every call,
+                and this method updates it. It is used for mean vectors only.
         """
         cls_id = self._ids[CLS]
         sep_id = self._ids[SEP]
@@ -293,9 +299,18 @@ class FeatureExtractor:
         return FeatureRows(texts, indices, vectors)
 
     def _rows_of(self, text: EncodedText, window: Window) -> list[tuple[int, int]]:
-        """Returns the rows of a window: for each, the value of `index`, and the token to read.
+        """Returns which hidden states of a window become rows.
 
-        [CLS] counts as the token before the first one.
+        For means, these are the states of all tokens that the window keeps.
+
+        Args:
+            text: The text.
+            window: A window of the text.
+
+        Returns:
+            A pair for each row. The first number is the value of `FeatureRows.index`. The second is
+            the index in `text.pieces` of the token whose state is taken. The [CLS] in front of a
+            window has the index `window.start - 1`.
         """
         if self._rows == "cls":
             return [(0, window.start - 1)]
@@ -308,10 +323,11 @@ class FeatureExtractor:
 
 
 def cut_windows(num_tokens: int, size: int, stride: int) -> list[Window]:
-    """Cuts a text into windows, of which there is at least one, even if the text is empty.
+    """Cuts a text into windows. There is at least one window, even if the text is empty.
 
-    A token is kept in the window where it is farthest from the nearer end of the window. The
-    earlier window wins a tie.
+    Windows overlap, so a token can be in several. Its vector is taken from the window in which it
+    has most context: where its distance to the nearer end of the window is largest. The earlier
+    window wins a tie.
 
     Args:
         num_tokens: The number of tokens of the text, without [CLS] and [SEP].
@@ -362,11 +378,11 @@ def _mean_rows(
     """Returns the mean vector of every text whose last window is in this micro-batch.
 
     Args:
-        batch: The windows, with their texts.
+        batch: The windows, each with its text.
         vectors: [kept tokens, C, H], the vectors of the tokens that the windows keep, in order.
-        sums: By the number of a text, the sum of its vectors in earlier micro-batches. Changed in
-            place: if a text goes on in the next micro-batch, its sum is put in; if a text ends, its
-            sum is removed.
+        sums: For a text whose windows began in an earlier micro-batch, by the text's number, the
+            sum [C, H] of its vectors so far. It is changed in place: the sum of a text is put in if
+            the text goes on in the next micro-batch, and removed when the text ends.
     """
     texts = []
     means = []

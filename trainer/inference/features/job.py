@@ -1,8 +1,10 @@
 """Runs `python -m trainer features`, which writes vectors for the texts of a file as Parquet.
 
-Every row has the columns `text` and `line`, and a column for each vector. A row of a token or a
-word also has `token`, `piece`, `start` and `end`, and that of a word `word` and `form`. The file's
-metadata (key "beambert", JSON) contains the model and counts.
+Every row has the columns `text` (the number of the text) and `line`, and a column for each vector.
+If a row stands for a token or a word, it also has `token` (the index of the token, or of the word's
+first token), `piece` (its spelling), `start` and `end`. If it stands for a word, it has `word` (the
+index of the word) and `form` (its spelling) too. The file's metadata (key "beambert", JSON)
+contains the model and counts.
 """
 
 import json
@@ -43,8 +45,8 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
     """Writes the Parquet file that the settings ask for.
 
     Returns:
-        The content of the file's metadata: the model, its hash, and counts of texts, tokens and
-        rows.
+        The content of the file's metadata: the model, its hash, the number of rows, and the counts
+        of `_count`, by name.
 
     Raises:
         ValueError: The input is malformed or holds no text, or the model cannot be used.
@@ -121,7 +123,7 @@ def _detect(url: str) -> str:
 
 
 def _read_rows(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields the place of each row of a CSV file, and its cells by column.
+    """Yields file and line of each row of a CSV file, and the row's cells by column.
 
     Raises:
         ValueError: A row has another number of cells than the header.
@@ -151,7 +153,13 @@ def _field_of(record: dict[str, Any], name: str, place: str) -> str:
 
 
 def _count(texts: Iterable[EncodedText], counts: Counter[str]) -> Iterator[EncodedText]:
-    """Yields the texts unchanged, and adds their tokens, windows and unknown words to `counts`."""
+    """Yields the texts unchanged and counts them.
+
+    Args:
+        texts: The encoded texts.
+        counts: The numbers of texts, empty texts, texts of several windows, tokens, windows and
+            unknown words are added to this counter as texts are yielded.
+    """
     for text in texts:
         num_windows = len(text.windows)
         counts.update(
