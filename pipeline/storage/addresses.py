@@ -1,4 +1,4 @@
-"""Refuses URLs of stores that are misspelt in a way that would make them local paths."""
+"""Refuses misspelt URLs of stores, such as s3:/bucket, which would be taken for local paths."""
 
 import re
 
@@ -7,12 +7,12 @@ _ONE_SLASH = re.compile(rf"({'|'.join(_REMOTE.split())}):/(?!/)(.*)", re.DOTALL)
 
 
 def refuse_one_slash(url: str) -> None:
-    """Refuses a store's URL with one slash, such as s3:/bucket.
+    """Refuses the URL of a store that has only one slash after its scheme, such as s3:/bucket.
 
-    fsspec would take it for a local folder.
+    fsspec would take the URL for the path of a local folder.
 
     Raises:
-        ValueError: The URL has one slash; the message proposes the URL with two.
+        ValueError: The URL has one slash. The message proposes the URL with two.
     """
     if match := _ONE_SLASH.fullmatch(url):
         meant = f"{match[1]}://{match[2]}"

@@ -1,4 +1,7 @@
-"""Calls a function for many items in several threads, and bounds how many results wait."""
+"""Calls a function for many items in several threads, ahead of the caller that takes the results.
+
+The number of results that have not been taken is bounded, and with it the memory.
+"""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -18,9 +21,11 @@ def map_ahead(
     """Yields `function(item)` for every item, in the order of the items, computed by threads.
 
     Args:
-        function: Called in `at_once` threads; an error that it raises is raised here in its turn.
+        function: Called in `at_once` threads. If it raises an error for an item, the error is
+            raised in place of the item's result.
         items: The inputs, which are taken lazily.
-        at_once: Number of threads. At most `2 * at_once` results wait for the caller.
+        at_once: Number of threads. At most `2 * at_once` items are worked on, or have results that
+            the caller has not taken yet.
     """
     waiting: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(at_once) as threads:

@@ -35,7 +35,7 @@ _MAX_LZMA_BYTES = 256 * 2**20
 
 
 def _zstd_decoder() -> Any:
-    """Returns a decoder of one zstd frame, with any window that `zstd --long` writes."""
+    """Returns a decoder of one zstd frame, which accepts the windows of `zstd --long=31`."""
     return zstandard.ZstdDecompressor(max_window_size=_MAX_ZSTD_WINDOW_BYTES).decompressobj()
 
 
@@ -106,17 +106,18 @@ def decompress(blocks: Iterable[bytes], url: str) -> Iterator[bytes]:
         url: The file. The suffix of its name chooses the codec.
 
     Raises:
-        ValueError: As `read_frames` describes: data of another kind, cut short, or a bomb.
+        ValueError: The data is not what the name promises, is cut short, or is a decompression
+            bomb.
     """
     return (text for text, _ in read_frames(blocks, url))
 
 
 def read_frames(blocks: Iterable[bytes], url: str) -> Iterator[tuple[bytes, int]]:
-    """Yields the decompressed content of a file in pieces, lazily, and which frame each is from.
+    """Decompresses a file lazily, and tells for each piece of the content where its frame begins.
 
     A compressed file consists of one or more frames (zstd's word; gzip says members, bzip2 and xz
     say streams). The first piece of each frame is empty, and is yielded before anything of the
-    frame is decompressed, so that a caller can stop there.
+    frame is decompressed. So a caller can stop before a frame that it does not want.
 
     Args:
         blocks: The bytes of the file, in pieces of any length.
@@ -159,15 +160,15 @@ def read_frames(blocks: Iterable[bytes], url: str) -> Iterator[tuple[bytes, int]
 
 
 def find_bzip2_stream(blocks: Iterable[bytes], num_bytes: int) -> tuple[int, Iterator[bytes]]:
-    """Finds the first place at which a bzip2 stream begins.
+    """Finds the first bzip2 stream that begins in some bytes of a file.
 
     Args:
         blocks: Bytes of a bzip2 file from any byte on, in pieces of any length.
         num_bytes: How far to search; a block that reaches past this is still searched whole.
 
     Returns:
-        The number of bytes before the stream, and the bytes from its start on. If there is none,
-        the number of bytes that cannot begin one, and no bytes.
+        The number of bytes before the stream, and the bytes from the start of the stream on. If no
+        stream is found, the number of bytes at which certainly none begins, and no bytes.
     """
     head = b""
     offset = 0
@@ -185,7 +186,7 @@ def find_bzip2_stream(blocks: Iterable[bytes], num_bytes: int) -> tuple[int, Ite
 
 
 def feed(decoder: Any, data: bytes, url: str) -> Iterator[bytes]:
-    """Yields what a decoder makes of a piece of a file, lazily.
+    """Gives the next bytes of a file to a decoder, and yields the decompressed bytes, lazily.
 
     Args:
         decoder: An object of zlib, zstandard, bz2 or lzma, which keeps its state between calls.
@@ -212,12 +213,12 @@ def check_ratio(num_bytes: int, num_stored: int, where: str) -> None:
     """Refuses content of over 64 MiB that is over 250 times as long as its compressed form.
 
     Args:
-        num_bytes: Bytes of content so far.
-        num_stored: Compressed bytes that were read for it.
+        num_bytes: Number of decompressed bytes so far.
+        num_stored: Number of compressed bytes that they were decompressed from.
         where: The file or the member of an archive, for the message.
 
     Raises:
-        ValueError: The file is a decompression bomb.
+        ValueError: The content is too long, as that of a decompression bomb.
     """
     if num_bytes > FREE_BYTES and num_bytes > MAX_RATIO * num_stored:
         raise ValueError(
@@ -228,7 +229,10 @@ def check_ratio(num_bytes: int, num_stored: int, where: str) -> None:
 
 
 def slices(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yields the bytes of `blocks` in pieces of at most 4 KiB, which bound a decoder's output."""
+    """Yields the bytes of `blocks` in pieces of at most 4 KiB.
+
+    The pieces are short so that what a decoder makes of one piece fits into memory.
+    """
     for block in blocks:
         for start in range(0, len(block), _SLICE_BYTES):
             yield block[start : start + _SLICE_BYTES]

@@ -75,7 +75,10 @@ def is_unresolved(error: BaseException) -> bool:
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Returns whether a store did not allow a request, or its driver has no key to send with it."""
+    """Returns whether an error is about permission, so that valid credentials may cure it.
+
+    Either the store did not allow the request, or the driver found no valid credentials to send.
+    """
     status, code = _answer(error)
     if code in _REGION_CODES:
         return False
@@ -86,7 +89,10 @@ def is_refusal(error: BaseException) -> bool:
 
 
 def is_final(error: BaseException) -> bool:
-    """Returns whether another attempt would be in vain. Unknown errors count as temporary."""
+    """Returns whether a request that raised this error would raise it again.
+
+    Errors that are not known count as temporary.
+    """
     if type(error) is RuntimeError and error.__cause__:  # huggingface_hub wraps a thread's error
         return is_final(error.__cause__)
 
@@ -121,11 +127,13 @@ def describe(error: BaseException) -> str:
 
 
 def find_cure(error: BaseException, filesystem: Any = None) -> str:
-    """Returns what a user can do about the error of a request, as the end of a message.
+    """Says what a user can do about the error of a request, as "run the same command again ...".
+
+    The text is put at the end of a message.
 
     Args:
-        error: What the driver raised.
-        filesystem: The fsspec filesystem that was asked; with it the text names the endpoint.
+        error: The error that the driver raised.
+        filesystem: The fsspec filesystem that was asked, so that the text can name its endpoint.
     """
     endpoint = describe_endpoint(filesystem)
     asked = f", which was asked at {endpoint}" if endpoint else ""
@@ -190,7 +198,12 @@ def _protocols(filesystem: Any) -> set[str]:
 
 
 def _is_one_of(names: str, error: BaseException) -> bool:
-    """Returns whether the class of an error, or a base of it, has one of the names."""
+    """Returns whether the class of an error, or one of its base classes, has one of some names.
+
+    Args:
+        names: Names of classes, separated by white space.
+        error: The error.
+    """
     return not {base.__name__ for base in type(error).__mro__}.isdisjoint(names.split())
 
 

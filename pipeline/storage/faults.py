@@ -77,7 +77,10 @@ class CutFileError(SizeError):
 
 
 class _DriverError(OSError):
-    """Replaces a ValueError of a driver; in this project a ValueError is a user's mistake."""
+    """Replaces a ValueError that a driver raised about an answer of a store.
+
+    In this project a ValueError is a user's mistake, and is not answered by another attempt.
+    """
 
 
 class Pauses:
@@ -102,7 +105,8 @@ class Pauses:
             now: The time of the failure, in seconds of a monotonic clock.
 
         Returns:
-            The pause. It is 0 or less if the store has refused for REFUSAL_SECONDS.
+            The pause. It is 0 or less if the store has refused for REFUSAL_SECONDS, which means
+            that there should be no other attempt.
         """
         pause = SystemRandom().uniform(0.5, 1.0) * self._seconds
         self._seconds = min(2 * self._seconds, self._max_seconds)
@@ -117,10 +121,13 @@ def call_patiently(
 ) -> Result:
     """Repeats a request until it succeeds or its error is final.
 
+    No attempt begins later than MOST_SECONDS after the first one.
+
     Args:
         what: The request's URL, for messages.
         call: Makes the request.
-        attempts: How many attempts may fail. Denied permission does not count as a failure.
+        attempts: After how many failed attempts the request is given up. Denied permission does not
+            count as a failure.
         filesystem: The fsspec filesystem that is asked. Without it, the first refusal is final.
 
     Raises:
@@ -130,7 +137,7 @@ def call_patiently(
         NoBucketError: The store has no such bucket.
         PermissionError: The store denies permission. This is raised at once if no earlier request
             to the filesystem has succeeded, and otherwise after REFUSAL_SECONDS.
-        StorageError: The attempts are used up, or the error is final.
+        StorageError: The attempts or the time are used up, or the error is final.
     """
     patience = _Patience(what, attempts, filesystem)
     while True:
@@ -202,11 +209,12 @@ class _Patience:
 def refuse_absent_bucket(what: str, filesystem: Any, path: str) -> None:
     """Raises NoBucketError if the bucket of a path does not exist.
 
-    It is called after a path was not found. A bucket that exists is asked for once per process.
+    It is called after a path was not found. The answer that a bucket exists is remembered, so the
+    store is asked once per process and bucket.
 
     Args:
         what: The URL, for messages.
-        filesystem: The fsspec filesystem; one without buckets passes.
+        filesystem: The fsspec filesystem. If it has no buckets, nothing is checked.
         path: The path on the filesystem.
 
     Raises:
@@ -244,7 +252,13 @@ def _no_bucket(what: str, filesystem: Any, bucket: str | None = None) -> "NoBuck
 
 @contextlib.contextmanager
 def _reported_slowness(what: str) -> Iterator[None]:
-    """Prints a line if the block takes over SLOW_SECONDS, because drivers retry silently."""
+    """Prints a line once the code in the context has taken SLOW_SECONDS.
+
+    Otherwise a user would see nothing, because drivers repeat requests silently.
+
+    Args:
+        what: The URL of the request, for the line.
+    """
     line = f"{what}: no answer for {SLOW_SECONDS:.0f} s, still waiting"
     timer = threading.Timer(SLOW_SECONDS, say, (line,))
     timer.daemon = True
@@ -272,7 +286,7 @@ def refuse_unresolved(url: str, options: Mapping[str, Any]) -> None:
 def reread_damaged(
     read: Callable[[], Result], *, is_local: bool, is_expected: bool = False
 ) -> Result:
-    """Calls a function that reads and checks files, again if they were damaged.
+    """Reads files by a function that checks them, and reads them again if they are damaged.
 
     Files on a store are read up to DAMAGE_ATTEMPTS times. The error of the last attempt is raised.
 
@@ -299,16 +313,18 @@ def reread_damaged(
 
 @contextlib.contextmanager
 def driver_errors(path: str) -> Iterator[None]:
-    """Turns a driver's ValueError, such as for an answer that is not JSON, into a temporary error.
+    """Raises an OSError in place of a ValueError that a driver raises in the context.
 
-    `call_patiently` passes on every ValueError at once, as it takes it for a user's mistake.
+    Drivers raise ValueError about answers of a store, for example if an answer is not JSON. Such a
+    request may be repeated. But `call_patiently` does not repeat a request after a ValueError,
+    because it takes the error for a user's mistake.
 
     Args:
         path: The file that was asked for, for the message.
 
     Raises:
-        OSError: Raised in place of the block's ValueError, unless that is a StorageError or is
-            about an invalid endpoint.
+        OSError: The driver raised a ValueError. A StorageError, and an error about an invalid
+            endpoint, are passed on unchanged.
     """
     try:
         yield

@@ -157,10 +157,14 @@ class Folder:
         return self._found(name, self.ask(lambda: _is_file(self.filesystem, path), name))
 
     def _found(self, name: str, is_there: bool) -> bool:
-        """Returns `is_there` unchanged. If it is false, the bucket is checked first.
+        """Completes the answer to whether a file exists: if it does not, its bucket must exist.
+
+        Args:
+            name: The file, for messages.
+            is_there: The answer, which is returned unchanged.
 
         Raises:
-            NoBucketError: The bucket does not exist.
+            NoBucketError: The file does not exist, and neither does its bucket.
         """
         if not is_there:
             self.refuse_absent_bucket(name)
@@ -180,7 +184,7 @@ class Folder:
 
         Args:
             name: The file.
-            attempts: As in `ask`.
+            attempts: How often the store is asked at most (`ask`).
 
         Raises:
             FileNotFoundError: The file does not exist.
@@ -282,12 +286,12 @@ class Folder:
 
         Args:
             names: The files.
-            sizes: Their sizes in bytes, against which the contents are checked. By default the
-                folder is listed at once.
+            sizes: The sizes of the files in bytes, by name. The lengths of the contents are checked
+                by them. If None, the folder is listed to get the sizes.
 
         Raises:
-            FileNotFoundError: `sizes`, or the listing, lacks a file; raised before anything is
-                read.
+            FileNotFoundError: A file is not in `sizes` or in the list of the folder. This is raised
+                by the call itself, before anything is read.
             StorageError: The store failed, or returned another number of bytes, in every attempt.
         """
         if sizes is None:
@@ -418,13 +422,13 @@ class Folder:
     def ask(
         self, call: Callable[[], Result], name: str = "", attempts: int = faults.ATTEMPTS
     ) -> Result:
-        """Calls a function that makes a request, again after errors that may pass.
+        """Calls a function that makes a request, and calls it again after errors that may pass.
 
         Args:
             call: Makes the request.
-            name: The file that it is about, for messages; empty for the folder.
-            attempts: How often it is called. With 1, and on a local disk, it is called once, and
-                its error is passed on unchanged.
+            name: The file that the request is about, for messages; empty for the folder.
+            attempts: After how many failures the request is given up. If it is 1, or the folder is
+                on a local disk, `call` is called once, and its error is passed on unchanged.
 
         Raises:
             StorageError: All attempts failed, or the error is final

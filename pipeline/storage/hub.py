@@ -10,9 +10,9 @@ _REVISION = re.compile(r"(?:models--.*)/snapshots/([0-9a-f]{40})")
 
 
 def is_hub_name(name: str) -> bool:
-    """Returns whether a name may be that of a model on the Hub, and no local path has it.
+    """Returns whether a name has the form of a model's name on the Hub, and is no local path.
 
-    A model is named `name` or `organization/name`. The Hub is not asked.
+    The form is `name` or `organization/name`. The Hub is not asked whether it has such a model.
     """
     return not Path(name).exists() and bool(_NAME.fullmatch(name))
 
@@ -42,9 +42,9 @@ def fetch_from_hub(name: str, files: Sequence[str]) -> Path:
 
 
 def revision_of(folder: str) -> str | None:
-    """Returns the commit of the model that a folder of `fetch_from_hub` holds: 40 hex digits.
+    """Returns the commit of the model in a folder that `fetch_from_hub` returned: 40 hex digits.
 
-    For any other folder it returns None.
+    For any other folder the result is None. Only the path of the folder is looked at.
     """
     match = _REVISION.search(folder)
     return match[1] if match else None

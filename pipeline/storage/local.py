@@ -1,4 +1,7 @@
-"""Writes files on local disks: whole or not at all, and so that a loss of power keeps them."""
+"""Writes files on local disks, whole or not at all.
+
+A function that writes returns once the file is safely on the disk, even if power is lost then.
+"""
 
 import contextlib
 import errno
@@ -21,7 +24,7 @@ _DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 def replace_file(path: Path, data: bytes | Path) -> None:
-    """Writes a file whole or not at all, and returns once a loss of power cannot undo it.
+    """Writes a file whole or not at all, and waits until it is safely on the disk.
 
     Missing folders are created. A temporary file is written beside the target and renamed.
 
@@ -62,7 +65,7 @@ def size_of(data: bytes | Path) -> int:
 
 
 def make_folder(folder: Path) -> None:
-    """Creates a folder and its missing parents, and returns once a loss of power cannot undo it.
+    """Creates a folder and its missing parents, and waits until they are safely on the disk.
 
     Raises:
         NotADirectoryError: A file has the name of one of the folders.

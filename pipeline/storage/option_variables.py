@@ -1,7 +1,8 @@
-"""Fills environment variables into storage options, where a filesystem is opened.
+"""Replaces names of environment variables in storage options by the values of the variables.
 
-Options travel to the workers of a job, and everybody who may read the job may read them. The name
-of a variable may travel instead of its value.
+Storage options are sent to the workers of a job, and everybody who may read the description of the
+job may read them. So that a secret is not sent, an option may be the text `${NAME}`. Each process
+replaces it by its own environment variable when it opens a filesystem.
 """
 
 import os
@@ -25,7 +26,12 @@ def fill_in_variables(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fill_in(value: Any, option: str) -> Any:
-    """Returns the value of an option, or of a part of it, with variables replaced."""
+    """Returns a value in which each text `${NAME}` is replaced (`fill_in_variables`).
+
+    Args:
+        value: The value of an option, or a value inside it.
+        option: The name of the option, for the message.
+    """
     if isinstance(value, Mapping):
         return {name: _fill_in(part, name) for name, part in value.items()}
     variable = _VARIABLE.fullmatch(value) if isinstance(value, str) else None

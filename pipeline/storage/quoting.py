@@ -1,6 +1,6 @@
 """Makes text from users' files safe for messages: short, and without control characters.
 
-So no text in a file can fill a log or move the cursor of a terminal.
+Otherwise a text in a file could fill a log or move the cursor of a terminal.
 """
 
 from collections.abc import Iterable

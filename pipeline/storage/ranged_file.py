@@ -14,7 +14,7 @@ BUFFER_BYTES = 2**20
 class SeekableFile(io.RawIOBase):
     """A readable stream over a file of known size, which keeps the position of the next read.
 
-    A subclass reads: it implements `readinto`.
+    This class implements the moves. Subclasses implement `readinto`, which reads.
     """
 
     def __init__(self, size: int, name: str) -> None:

@@ -60,7 +60,9 @@ _values: set[str] = set()
 def learn(options: Mapping[str, Any] | None) -> None:
     """Makes this process hide the values of storage options from now on.
 
-    Values of options that are not secret, and values too short to tell from other words, stay.
+    Values of options that are not secret (`_SHOWN`) are not hidden. Neither are values of fewer
+    than 4 characters, nor numbers of fewer than 6 digits, because they occur in many messages by
+    chance.
 
     Args:
         options: Options of an fsspec filesystem, which may be nested; None for no options.
@@ -94,9 +96,10 @@ def hide(text: str) -> str:
 
 
 def identify(url: str) -> str:
-    """Returns a URL without its signature, so that it stays the same when the URL is signed anew.
+    """Returns a URL without the keys of its query that sign it, as those of a presigned URL.
 
-    A URL without a query, or a local path, is returned unchanged.
+    So the result stays the same when the URL is signed anew, and identifies the file. A URL without
+    a query, or a local path, is returned unchanged.
     """
     return _WITH_QUERY.sub(_drop_signature, url) if "?" in url and "://" in url else url
 
@@ -151,7 +154,10 @@ def hide_in(value: Any) -> Any:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yields, as text, every value in nested options that is not one of `_SHOWN`."""
+    """Yields the values in nested options that may be secrets, as texts.
+
+    Values whose key is in `_SHOWN`, truth values and short numbers are left out.
+    """
     if isinstance(value, Mapping):
         for key, item in value.items():
             if key not in _SHOWN:
@@ -194,7 +200,7 @@ def _watch_tracebacks() -> None:
             sys.stderr.write(hide("".join(traceback.format_exception(kind, error, trace))))
 
     def make_hidden(*arguments: Any, **options: Any) -> logging.LogRecord:
-        """Makes a log record by the earlier factory, and hides the secrets in its message."""
+        """Makes a log record by the factory that was set before, and hides secrets in it."""
         record = make(*arguments, **options)
         with contextlib.suppress(TypeError, ValueError):  # the message does not fit its arguments
             message = record.getMessage()

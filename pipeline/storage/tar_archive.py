@@ -117,7 +117,8 @@ class _Stream:
     Attributes:
         num_bytes: Number of bytes that were read so far.
         last: The bytes that the last call of `read` returned.
-        failure: The error that `blocks` raised, if any; errors of tarfile itself are not kept.
+        failure: The error that reading `blocks` raised; None if there was none. By it, such an
+            error is told from one that tarfile raises about a damaged archive.
     """
 
     def __init__(self, blocks: Iterable[bytes]) -> None:
@@ -152,7 +153,10 @@ class _Stream:
 
 
 def _check_member(member: TarMember) -> None:
-    """Raises ValueError if a member's name leads out of the folder, or its content has holes."""
+    """Raises ValueError if a member's name leads out of the archive's folder, or it is sparse.
+
+    Of a sparse member, the archive holds only the parts between holes of zeros.
+    """
     name = member.info.name
     if not stays_below(name) or ":" in name.partition("/")[0]:
         expected = "expected names below the archive's own folder; pack it again"

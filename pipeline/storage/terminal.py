@@ -11,7 +11,8 @@ def say(text: str, *, is_aside: bool = False) -> None:
 
     Args:
         text: One or several lines. They may hold names of files, which are not trusted.
-        is_aside: Whether the lines are not a result of the command, and so go to standard error.
+        is_aside: Whether the lines are a remark, such as a warning, and no result of the command.
+            They are then printed to standard error, and otherwise to standard output.
     """
     from tqdm import tqdm  # the list of commands needs no package
 

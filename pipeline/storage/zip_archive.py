@@ -56,7 +56,7 @@ class ZipMember(NamedTuple):
         return decompress(stored, self.where) if is_compressed(self.where) else stored
 
     def _inflated(self) -> Iterator[bytes]:
-        """Yields the member's bytes as they were before the archive was made, lazily."""
+        """Yields the bytes of the file that was packed as this member, lazily."""
         num_bytes = 0
         with _broken_zip(self.where), self.archive.open(self.info) as file:
             while block := file.read(_BLOCK_BYTES):
@@ -66,7 +66,9 @@ class ZipMember(NamedTuple):
 
 
 def list_members(file: IO[bytes], size: int, url: str) -> list[ZipMember]:
-    """Returns the members of an archive in the order of their bytes, without hidden files.
+    """Returns the members of an archive, in the order in which their bytes follow each other.
+
+    Folders and hidden files are left out.
 
     Args:
         file: The open archive, which must be seekable.
