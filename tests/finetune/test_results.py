@@ -33,6 +33,17 @@ def test_means_and_deviations_of_several_files():
     ]
 
 
+@pytest.mark.parametrize("old_first", [True, False])
+def test_runs_that_were_made_before_a_metric_existed_are_named(old_first):
+    old = run(16, 0, 0.5, 0.25)
+    new = run(16, 1, 0.75, 0.25)
+    for metrics in new["metrics"].values():
+        metrics["f1"] = 0.5
+    says = r"runs/batch16-seed0\.json (has the metrics )?accuracy(,|:).*delete the older file"
+    with pytest.raises(ValueError, match=says):
+        summarize([old, new] if old_first else [new, old])
+
+
 def test_an_output_that_is_a_file_is_refused_by_name(tmp_path):
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\n")
     with pytest.raises(FileExistsError, match=r"dev\.tsv is a file, expected a folder"):

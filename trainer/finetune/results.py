@@ -139,7 +139,12 @@ def summarize(runs: Sequence[Run]) -> list[dict[str, Any]]:
         "global_batch", "peak_lr", "epochs", "num_seeds", "mean" and "standard_deviation". The last
         two are dicts of numbers by validation file, then by metric. The standard deviation is that
         of a sample, and None if there is one seed.
+
+    Raises:
+        ValueError: A run has other metrics than the first one, because versions of this program
+            with other metrics made them.
     """
+    _check_metrics(runs)
     groups: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
         groups.setdefault(tuple(run[name] for name in _SETTING), []).append(run)
@@ -156,6 +161,23 @@ def summarize(runs: Sequence[Run]) -> list[dict[str, Any]]:
             }
         )
     return summary
+
+
+def _check_metrics(runs: Sequence[Run]) -> None:
+    """Checks that all runs have the same metrics.
+
+    Raises:
+        ValueError: A run has other metrics than the first one.
+    """
+    for run in runs[1:]:
+        for file, metrics in run["metrics"].items():
+            others = runs[0]["metrics"][file]
+            if metrics.keys() != others.keys():
+                raise ValueError(
+                    f"runs/{runs[0]['name']}.json has the metrics {', '.join(others)}, and"
+                    f" runs/{run['name']}.json {', '.join(metrics)}: different versions of this"
+                    " program made them; delete the older file, and its run is made again"
+                )
 
 
 def _over_seeds(
