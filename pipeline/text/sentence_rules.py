@@ -4,7 +4,7 @@
 the end of a sentence. `mark_stops` changes a line before it is given to `sentencex`: stops of the
 first kind become stops that it knows, and those of the second kind become letters. Each character
 is replaced by one character. So the positions that `sentencex` finds are valid in the original
-line.
+line. Apostrophes that `sentencex` would take for the beginning of a quotation are replaced too.
 """
 
 import re

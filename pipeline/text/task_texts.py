@@ -107,7 +107,7 @@ class Overlap:
 
     Attributes:
         place: The task file and the line that the text is from, such as "dev.tsv:3".
-        words: The words that both hold: one window, as text in the pieces' spelling.
+        words: The words of the window that both hold, in the spelling of the vocabulary's pieces.
     """
 
     place: str
@@ -225,8 +225,8 @@ class WindowFinder:
             documents: For each document the ids of all its sentences.
 
         Returns:
-            For each document, the first window in it that a task file has, with the place of a task
-            text that holds the window. None if the document holds no window.
+            For each document, the first window in it that a task file has, with the place of the
+            first task text that holds the window. None if the document holds no window.
         """
         batches = batch_by_size(documents, len, _BATCH_IDS)
         return [overlap for batch in batches for overlap in self._find_in_batch(batch)]

@@ -92,8 +92,8 @@ class HeldOut:
 def wanted_tokens(total: int, fraction: float, most_tokens: int) -> int:
     """Returns the number of tokens to hold out of all sources together.
 
-    It is `fraction` of all tokens, or a minimum if that is more. The minimum is 20,000 tokens, or 5
-    % of all tokens if that is less. The result is never more than `most_tokens`.
+    It is `fraction` of all tokens, or a minimum if that is more. The minimum is 20,000 tokens, or a
+    20th of all tokens if that is less. The result is never more than `most_tokens`.
 
     Args:
         total: The number of tokens of all sources.
@@ -277,7 +277,8 @@ def _choose_firsts(sums: Sequence[npt.NDArray[Any]], most_tokens: int) -> list[i
     """Returns the numbers of the sources that hold out their first document.
 
     Sources are taken in the order of the lengths of their first documents, the shortest first. A
-    source is left out if its document and those taken before have more than `most_tokens` tokens.
+    source is left out if its first document and those that were taken before have more than
+    `most_tokens` tokens together.
 
     Args:
         sums: For each source the running sums of the tokens of the documents that may be held out.

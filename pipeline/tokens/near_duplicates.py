@@ -5,8 +5,8 @@ the same key of a band form a group. The documents of a group are sorted by id, 
 LEADERS of them are its leaders. Each document is compared with the leaders that have a smaller id.
 It is a near-duplicate if its estimated similarity to one of them reaches the threshold.
 
-So the result does not depend on the order of the input. The document with the smallest id of its
-groups is always kept. The cost per document is bounded, however large a group is.
+So the result does not depend on the order of the input. A document that has the smallest id in each
+of its groups is always kept. The cost per document is bounded, however large a group is.
 """
 
 from collections.abc import Iterator, Sequence

@@ -401,7 +401,7 @@ def read_tokens(folder: Folder, name: str, start: int, stop: int) -> bytes:
     """Returns bytes start to stop - 1 of a part's `.tokens` file.
 
     Raises:
-        ValueError: The file is missing, or ends before byte stop - 1.
+        ValueError: The file is missing, or has fewer than `stop` bytes.
     """
     with named_loss(folder.locate(name)):
         return folder.read_range(name, start, stop)

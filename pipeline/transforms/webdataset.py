@@ -4,17 +4,18 @@
                            | ToShards   | GroupByKey | WriteShards               (reads the plan)
                                                      | ListShards | FinishDataset
 
-Samples are ordered by the hash of their keys, and each shard holds a range of hashes. The plan says
-where each shard begins and what it must hold; `pipeline.transforms.shard_plan` makes it. The plan
-is counted without the shuffle of the samples, and the row about a written shard has a seal. So if a
-runner loses, repeats or changes elements, the job ends with an error. Nothing is written before the
-pipeline runs.
+Samples are ordered by the hash of their keys, and each shard holds a range of hashes. The plan
+(`pipeline.transforms.shard_plan`) says with which hash each shard begins, and how many samples and
+bytes it must hold. It is made from the encoded samples before they are shuffled. So the samples
+that arrive at WriteShards can be checked by it. What WriteShards returns about a shard has a seal,
+which FinishDataset checks. So if a runner loses, repeats or changes elements, the job ends with an
+error. Nothing is written before the pipeline runs.
 
-A sample's shard is known when all samples have been counted. Until then the runner must keep the
-encoded samples, and then it shuffles them, so it moves them twice. One shuffle is possible only if
-a sample's place in it follows from the sample alone, that is if hashes are divided into a number of
-ranges that is known before. `num_shards` gives that number, and ToRanges replaces ToShards: the
-samples are shuffled while they are counted, and the plan is read only where they are written.
+The shard of a sample is known only when all samples have been counted. Until then the runner must
+keep the encoded samples, and then it shuffles them. So it moves them twice. If the user gives
+`num_shards`, the hashes are divided into that many ranges, and samples are shuffled by range. That
+needs no plan, so they are shuffled while they are counted, and moved once. ToRanges then replaces
+ToShards, and only WriteShards reads the plan.
 """
 
 import copy
@@ -110,8 +111,8 @@ class WriteToWebDataset(
     same pipeline runs again, it writes only what is missing. No sample at all gives a dataset of no
     shards.
 
-    All samples are one dataset: windows of the input are given up, and URLs are in the global
-    window.
+    All samples become one dataset. The windows of the input are ignored, and the URLs are in the
+    global window.
 
     Raises:
         ValueError: When the transform is applied, the PCollection is unbounded, another transform
