@@ -26,10 +26,11 @@ _FP32 = 4
 RATE_SHARE = 0.9
 """Share of a link's stated rate that large messages reach; the rest is headers and gaps.
 
-TCP over Ethernet reaches 0.95 of it at best. scripts/soak/slow_wire.py measures the whole.
+TCP over Ethernet reaches a share of 0.95 at best. scripts/soak/slow_wire.py measures how well the
+predictions of this file are met.
 """
 _TRIP_SECONDS = 8.4e-6
-"""Seconds to start a trip around the ring, however many ranks there are."""
+"""Seconds to start a trip around the ring, for any number of ranks."""
 _HOP_SECONDS = {"NVLink": 3.4e-6, "Infinity Fabric": 3.4e-6, "PCIe": 5.7e-6, "network": 9.6e-6}
 """Seconds from one rank of the ring to the next, by the kind of link between them."""
 
@@ -60,7 +61,7 @@ LINKS = {
     "400gbe": Link(400, 1, "400 Gbit/s Ethernet, one port for a node"),
     "100gbe": Link(100, 1, "100 Gbit/s Ethernet, one port for a node"),
 }
-"""Links between nodes by name. As in NVIDIA's DGX, every GPU has an InfiniBand port of its own."""
+"""Links between nodes by name. With InfiniBand every GPU has its own port, as in NVIDIA's DGX."""
 _LINK = re.compile(
     r"(?:(?P<ports>[1-9]\d*)x)?(?:(?P<rate>\d+(\.\d+)?)(?P<unit>[mg]bit)|(?P<name>\w+))"
 )

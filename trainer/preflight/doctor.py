@@ -119,7 +119,11 @@ def _noting(faults: list[str], what: str) -> Iterator[None]:
 
 
 def find_wrong(findings: Sequence[Findings]) -> Iterator[str]:
-    """Yields a line for every fault, and for every rank that differs from most ranks."""
+    """Yields a line for everything that is wrong.
+
+    That is each fault that a rank has noted, and each rank whose software, device or data differ
+    from those of most ranks.
+    """
     for rank in findings:
         yield from (f"{rank}: {fault}" for fault in rank.faults)
     for name in sorted({name for rank in findings for name in rank.software}):

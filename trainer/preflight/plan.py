@@ -34,7 +34,7 @@ from trainer.settings import Phase, resolve
 from trainer.stream.order.source import Mixture, open_mixture
 
 MFU = 0.4
-"""Share of the peak rate that training reaches, where only operations on real tokens count."""
+"""Share of the peak rate that training reaches. Operations on padding do not count."""
 _RECOMPUTED = 4 / 3
 """Operations of a step with activation checkpointing, relative to a step without.
 
@@ -42,9 +42,9 @@ The forward pass is computed a second time. It is a third of a step.
 """
 _DEFAULT_VOCAB_SIZE = 30_522
 _WAITING_SHARE = 0.1
-"""Share of a step that the ranks may wait for the wire if their GPUs are to count as used."""
+"""The GPUs count as used if the ranks wait for the wire during less than this share of a step."""
 _LARGEST_BATCH = 2**24
-"""The largest batch that is tried to find one that uses the GPUs."""
+"""`find_used_batch` tries no larger global batch than this."""
 
 
 @dataclass(frozen=True)
@@ -231,7 +231,10 @@ def find_used_batch(
 
 
 def measure_lengths(block: Block) -> Lengths:
-    """Returns mean lengths over a block's instances, which are a random sample of its bucket."""
+    """Returns the means of lengths over a block's instances.
+
+    These instances are a random sample of their bucket, which is a random sample of the documents.
+    """
     tokens_B = np.diff(block.offsets).astype(np.float64)
     masked = block.num_masked / block.num_instances
     return Lengths(float(tokens_B.mean()), float(np.square(tokens_B).mean()), masked)

@@ -285,7 +285,10 @@ def _begin_step(
 
 
 def _steps_of_phase(run: Run, phase: Phase) -> Iterator[tuple[RankStep, float, StepLoader]]:
-    """Yields this rank's share of every remaining step of a phase.
+    """Reads and yields this rank's share of every remaining step of a phase.
+
+    If the data is still being built and some rank is told to stop while all wait for it, the run is
+    saved and the iterator ends.
 
     Yields:
         The step, the seconds of waiting for it, and the loader that read it.
@@ -411,7 +414,10 @@ def _log_step(
 
 
 def _log_validation(run: Run, validation_sets: Sequence[ValidationSet]) -> None:
-    """Measures the model on validation instances and minimal pairs, and logs the results."""
+    """Measures the model on validation instances and minimal pairs, and logs the results.
+
+    If the accuracy reaches `validation.stop_at_mlm_accuracy`, it also puts the run at its end.
+    """
     row: dict[str, Any] = {"step": run.position.step, "split": "validation"}
     lines: list[str] = []
     if validation_sets:

@@ -402,9 +402,11 @@ def _find_left_out(
 def decide_precision(
     settings: PretrainSettings, device: Device, storage_options: Mapping[str, Any] | None
 ) -> Choice:
-    """Returns the precision of a run, and whether its model is compiled.
+    """Decides in which precision a run trains, and whether its model is compiled.
 
-    Only rank 0 calls it, because other ranks may not see the run's folder.
+    A run that continues, or that goes on from the run that `continue_from` names, keeps what was
+    chosen at its beginning if the settings do not say otherwise. `choose_precision` has the rule.
+    Only rank 0 calls this function, because other ranks may not see the run's folder.
 
     Args:
         settings: The settings of the run.
@@ -424,7 +426,7 @@ def decide_precision(
 
 
 def with_choice(settings: PretrainSettings, choice: Choice) -> PretrainSettings:
-    """Returns the settings with the precision that was chosen."""
+    """Returns the settings with the precision and the compilation that were chosen."""
     return dataclasses.replace(settings, precision=choice.precision, compile=choice.is_compiled)
 
 
@@ -657,12 +659,15 @@ def choose_checkpoint(
 def find_trunk(
     settings: PretrainSettings, mixture: Mixture, options: Mapping[str, Any] | None
 ) -> "_Trunk":
-    """Finds the run that `continue_from` names, the trunk.
+    """Finds the trunk, the run that `continue_from` names, and checks that the new run fits it.
 
     Args:
         settings: The settings of the new run.
         mixture: The datasets of the new run.
         options: Options of the trunk's filesystem.
+
+    Returns:
+        What the new run takes over from the trunk.
 
     Raises:
         FileNotFoundError: There is no such run or checkpoint.

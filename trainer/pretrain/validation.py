@@ -139,14 +139,18 @@ def _load(
 
 @torch.no_grad()
 def validate(engine: Any, validation_set: ValidationSet, ranks: Ranks) -> dict[str, float]:
-    """Returns losses and accuracies over one dataset, the same on every rank.
+    """Measures losses and accuracies over the validation instances of one dataset.
 
-    All ranks call this together. The result also has the set's `facts`.
+    All ranks call this together.
 
     Args:
         engine: DeepSpeed's engine around the model.
         validation_set: This rank's share of the instances.
         ranks: All ranks.
+
+    Returns:
+        Columns of metrics.jsonl, the same on every rank: those of `loss_columns`, and those in
+        `validation_set.facts`.
     """
     model = engine.module
     model.eval()

@@ -53,7 +53,10 @@ _VARIANTS = {
     r"GH200|H800": GPUS["h100"],
     r"A800": GPUS["a100"],
 }
-"""Variants of GPUs by patterns of the names that torch gives them, which are tried first."""
+"""Variants of GPUs, by a pattern of the name that torch gives them.
+
+They are tried before `GPUS`, because the names of those occur in the names of some variants.
+"""
 
 
 def peak_tflops_of(device_name: str, precision: str) -> float | None:

@@ -23,7 +23,7 @@ from trainer.process.precision import Device
 
 _GLOO_THREAD = "pt_gloo_runloop"
 _LOOKS_AT_REST = 3
-"""Gloo's threads are idle once so many looks in a row have seen them asleep."""
+"""Gloo's threads count as idle if they are asleep this many times in a row."""
 
 _alone: list[str] = []
 """Variables of the environment that a process without a launcher has set for itself."""

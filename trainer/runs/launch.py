@@ -16,7 +16,13 @@ SOFTWARE = ("beambert", "torch", "deepspeed", "numpy", "pyarrow", "safetensors",
 
 
 def launch_facts(world_size: int) -> dict[str, Any]:
-    """Returns when, where, with which software and with which arguments a run was launched."""
+    """Returns the entry of run.json about a launch of a run.
+
+    It says when, where, with which software and with which arguments the run was launched.
+
+    Args:
+        world_size: Number of ranks.
+    """
     import torch
 
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -44,7 +50,7 @@ def software_versions(distributions: Sequence[str]) -> dict[str, str | None]:
 def _git_commit() -> str | None:
     """Returns the commit of this source tree, with "+changes" if files differ from the commit.
 
-    The result is None if the source tree is not a git repository.
+    The result is None if the source tree is not the root of a git repository.
     """
     source = Path(__file__).resolve().parents[2]
 

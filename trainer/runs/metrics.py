@@ -43,8 +43,9 @@ def loss_columns(
 def unigram_entropy(counts_V: npt.NDArray[np.int64]) -> float:
     """Returns the entropy, in nats, of the distribution of tokens in a text.
 
-    A model that ignores the context cannot have a lower loss on this text. As an estimate for the
-    language it is too low by about V / 2N, for V different tokens among N.
+    The mean loss of a model that ignores the context cannot be lower on this text. The entropy of
+    the tokens of the whole language is greater: if the text has N tokens, V of them different, the
+    result is too low as an estimate of it, by about V / 2N.
 
     Args:
         counts_V: [V], how often each token of the vocabulary occurs in the text.
@@ -54,7 +55,7 @@ def unigram_entropy(counts_V: npt.NDArray[np.int64]) -> float:
 
 
 def majority_share(num_random: int, instances: int) -> float:
-    """Returns the accuracy in next-sentence prediction of always giving the more frequent answer.
+    """Returns the NSP accuracy of a model that always gives the more frequent answer.
 
     If data are built as BERT's were, 56 % of the second segments are random, so that this accuracy
     is 0.56 (docs/parity.md 5).

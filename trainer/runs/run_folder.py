@@ -34,9 +34,9 @@ CONFIG = "config.yaml"
 RUN_FACTS = "run.json"
 NEWEST = "newest.json"
 LEFT_OUT = "left_out.txt"
-"""The documents that the run leaves out, of a run with `leave_out`."""
+"""The list of documents that the run leaves out. Only runs with `leave_out` have this file."""
 VOCABULARY_HASHES = {"vocab.txt": "vocab_sha256", "tokenizer.json": "tokenizer_sha256"}
-"""The key, in run.json's facts of a dataset, of the sha256 of each vocabulary file."""
+"""For each vocabulary file, the key under which run.json has its sha256 for a dataset."""
 _UNWRITTEN = (*OF_PHASES, "storage_options")
 """Settings that are not written to config.yaml.
 
@@ -270,7 +270,7 @@ def prepare_run(
     run = RunFolder(Path(settings.output))
     PRETRAINING.refuse_foreign(run.path)
     datasets = [dataset_facts(source) for source in mixture]
-    # Reading a vocabulary checks it, so those of all datasets are read although one is written.
+    # Reading a vocabulary checks it. So those of all datasets are read, and one is written.
     vocabularies = [
         {name: source.dataset.read_file(name) for name in VOCABULARY_HASHES} for source in mixture
     ]
@@ -286,7 +286,8 @@ def prepare_run(
             facts["init_from_revision"] = revision
     facts |= trunk or {}
     facts["masking"] = settings.masking
-    # They are written at every launch: a build that the run follows gets its root hash at its end.
+    # The datasets are written at every launch, because the root hash of one that is still being
+    # built is known only when its build has ended.
     facts["datasets"] = datasets
     if left_out:
         facts["left_out"] = describe_left_out(left_out)
