@@ -79,7 +79,8 @@ class KnownPasses:
         self._left_out: list[list[PassInstances]] = [[] for _ in mixture]
         # For each dataset and pass: the index in `shards` of the pass's first shard.
         self._first_shard: list[list[int]] = [[] for _ in mixture]
-        # For each dataset: where each pass begins and the last one ends, in its own positions.
+        # For each dataset: the position within the dataset at which each pass begins, and that at
+        # which the last one ends.
         self._pass_bounds: list[list[int]] = [[0] for _ in mixture]
         self._order = lru_cache(maxsize=2)(self._make_order)
         self._content = lru_cache(maxsize=None)(self._hash_passes)

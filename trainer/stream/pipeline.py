@@ -121,9 +121,10 @@ def planned_steps(
 
 
 def iterate_rows(samples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yields one sample for each instance of blocks, as a lazy stage of a webdataset pipeline.
+    """Yields one sample for each instance in shards, as a lazy stage of a webdataset pipeline.
 
-    It checks nothing but the form of a block; `planned_steps` also checks bytes and order.
+    It only checks that each block is well-formed. `planned_steps` also checks the bytes of blocks,
+    and keeps the order of docs/order.md.
 
     Example:
         ```python
@@ -211,8 +212,8 @@ class _LoaderOpener:
                 )
             buffer_bytes = max(1, reading.buffer_bytes // worker.num_workers)
             reading = replace(reading, buffer_bytes=buffer_bytes)
-            # A worker's state is that after one of its own steps. Before its next one come those of
-            # all other workers.
+            # A worker's state is that after one of its own steps. The steps of all other workers
+            # follow before its next one.
             number = worker.num_workers - 1 if loaded.get("workers") else worker.id
             sizes = replace(sizes, worker=number, num_workers=worker.num_workers)
             pin_memory = False  # memory is not pinned any more after the way to another process
@@ -235,7 +236,7 @@ class _LoaderOpener:
         return all(isinstance(entry, str) for entry in self.data)
 
     def _open_data(self) -> Dataset | Mixture:
-        """Opens the data if they are URLs."""
+        """Returns the data, which are opened first if they are URLs."""
         if not self._has_urls:
             return cast("Dataset | Mixture", self.data)
         entries = cast("Sequence[str]", self.data)

@@ -33,10 +33,10 @@ PLANNED_STEPS = 64
 """Steps planned by one call, which share the cost of numpy's calls."""
 
 MAX_VISIT_STEPS = 512
-"""A block stays in memory until its lane is visited again, if that takes at most so many steps."""
+"""A block stays in memory until its lane is visited again if that takes at most this many steps."""
 
 _WHOLE_SHARD = 2**40
-"""A size of blocks with which no shard is cut into blocks."""
+"""A number of instances per block that is above that of any shard: no shard is cut."""
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ Stretch = tuple[int, int]
 """A range of stream positions: the first one, and one past the last one."""
 
 Passes = tuple[tuple[Shard, ...], ...]
-"""The shards of each pass of one dataset. While its build runs, only the passes known so far."""
+"""The shards of each pass of one dataset. While its build goes on, only known passes are in it."""
 
 
 class PassInstances(NamedTuple):

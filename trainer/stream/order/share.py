@@ -15,7 +15,10 @@ from trainer.stream.order.stretches import Span, step_spans
 MAX_DEFAULT_LANES = 256
 
 MAX_TABLE = 1 << 22
-"""The largest number of lanes' ranges that are computed at once; it bounds memory."""
+"""The largest number of ranges, one for each span and lane, that are computed at once.
+
+It bounds the memory of `plan_steps`.
+"""
 
 
 class Rows(NamedTuple):

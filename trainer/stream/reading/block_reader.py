@@ -40,7 +40,7 @@ MAX_LOOKAHEAD_STEPS = 8192
 """The most steps planned together later, so that requests are long."""
 
 GATHERED_TOKENS = 2**20
-"""Steps are gathered together until they have room for so many tokens, some 5 MB."""
+"""Steps are gathered together until their rows may hold this many tokens, some 5 MB."""
 
 MAX_TABLES = 4096
 """The most block tables kept in memory, of some kB each."""

@@ -37,7 +37,7 @@ from trainer.stream.reading.rate_limit import make_rate_file
 MIN_CACHE_BYTES = 64 * 2**20
 
 UNIT_BYTES = 4 * 2**20
-"""Blocks of a shard are cached together if they begin in the same range of so many bytes."""
+"""Blocks of a shard that begin in the same range of this many bytes are cached together."""
 
 _KEPT_PERCENT = 90
 """Share of the cache's limit that is still filled after old files were removed."""

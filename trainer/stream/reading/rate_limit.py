@@ -20,7 +20,7 @@ ALL_RANKS_PER_SECOND = 3000
 """Requests per second that all ranks together begin. S3 states a limit of 5,500 per prefix."""
 
 MOST_FREE_RANKS = 128
-"""Up to this number of ranks need no turns: their first requests stay below a store's limit."""
+"""Up to this many ranks need no turns, because their first requests stay below a store's limit."""
 
 FIRST_SECONDS = 1 / 64
 """A machine's interval after a first failure."""
@@ -32,7 +32,7 @@ FREE_SECONDS = 1 / 128
 """An interval that shrinks to this or less becomes 0: requests begin at any time."""
 
 SHRINK_SECONDS = 1.0
-"""An answer halves the interval, at most once in so many seconds."""
+"""An answer halves the interval, at most once in this many seconds."""
 
 _NUM_BYTES = 24
 _uniform = SystemRandom().uniform

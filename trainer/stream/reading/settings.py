@@ -6,7 +6,7 @@ STORE_THREADS = 8
 """Requests that are on their way to a store at the same time."""
 
 LOCAL_THREADS = 2
-"""The same for local files, where more threads would only wait for each other."""
+"""Local files that are read at the same time. More threads would only wait for each other."""
 
 
 @dataclass(frozen=True)
