@@ -11,7 +11,7 @@ from pipeline.command_line.program import Command, load
 
 
 def answer_shell(program: str, commands: Mapping[str, Command]) -> None:
-    """Prints the words that may follow those that a shell asks about, and ends the process.
+    """Answers a shell that asks, at TAB, which words may follow: prints them and ends the process.
 
     Args:
         program: What the user types to start the program.
@@ -23,7 +23,10 @@ def answer_shell(program: str, commands: Mapping[str, Command]) -> None:
 
 
 def completion_parser(program: str, commands: Mapping[str, Command]) -> argparse.ArgumentParser:
-    """Returns a parser that knows commands, flags and choices; only argcomplete reads it."""
+    """Returns a parser of all commands, flags and choices, from which argcomplete takes its answer.
+
+    It never parses the arguments of a command. `parse_settings` does.
+    """
     parser = argparse.ArgumentParser(program)
     by_name = parser.add_subparsers()
     for name, command in commands.items():

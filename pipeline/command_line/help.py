@@ -42,8 +42,8 @@ def render_help(
         program: The program and the command, such as "python -m pipeline build".
         settings_class: The dataclass of the command's settings.
         positionals: Names of the fields that are given without a flag.
-        unused: Names of the fields that are left out.
-        description: The first text; by default the beginning of the class's docstring.
+        unused: Names of the fields that are left out of the text.
+        description: What the command does, in place of the beginning of the class's docstring.
     """
     width = min(100, shutil.get_terminal_size().columns)
     hints = hints_of(settings_class)
@@ -75,13 +75,16 @@ def render_help(
 
 
 def _rows(settings_class: Any, names: Sequence[str], prefix: str, width: int) -> list[str]:
-    """Returns the lines about some fields; a field that is a section is followed by its own fields.
+    """Returns the lines of `--help` about some fields of a settings class.
+
+    A field whose value is another settings class, which is called a section, is followed by the
+    fields of that class.
 
     Args:
-        settings_class: The class of the fields.
-        names: The fields.
-        prefix: What precedes a name: "--", or "--model." for fields of the section `model`.
-        width: Columns of a line.
+        settings_class: The class that has the fields.
+        names: The names of the fields.
+        prefix: What precedes each name: "--", or "--model." for the fields of the section `model`.
+        width: The number of columns of a line.
     """
     hints = hints_of(settings_class)
     rows = []
@@ -100,7 +103,13 @@ def _rows(settings_class: Any, names: Sequence[str], prefix: str, width: int) ->
 
 
 def _row(name: str, meaning: str, width: int) -> list[str]:
-    """Returns the lines about one flag: its name, then its wrapped text in a second column."""
+    """Returns the lines of `--help` about one flag: its name, and its text in a second column.
+
+    Args:
+        name: The flag with the placeholder of its value, such as "--passes N".
+        meaning: The text about the flag.
+        width: The number of columns of a line.
+    """
     wrapped = textwrap.wrap(meaning, width - _INDENT, break_on_hyphens=False)
     lines = [" " * _INDENT + line.replace(_NO_BREAK, " ") for line in wrapped]
     if len(name) > _INDENT - 4 or not lines:
@@ -134,11 +143,11 @@ def field_default(field: "dataclasses.Field[Any]") -> str:
 
 @cache
 def _read_docstring(settings_class: Any) -> tuple[str, dict[str, dict[str, str]]]:
-    """Parses the docstring of a class.
+    """Splits the docstring of a settings class into its sections and the texts of its fields.
 
     Returns:
-        The text before the first section; and by the heading of each section, the text of each of
-        its fields by name.
+        The text before the first section; and a mapping from the heading of each section to a
+        mapping from the name of each of its fields to the field's text.
     """
     # From Python 3.13 on the compiler removes the indentation of docstrings.
     docstring = inspect.cleandoc(settings_class.__doc__ or "")
@@ -158,11 +167,14 @@ def describe_class(settings_class: Any) -> list[str]:
 
 
 def field_groups(settings_class: Any) -> Iterator[tuple[str, list[str]]]:
-    """Yields the headings of a class's docstring, each with the names of the fields under it.
+    """Yields the headings in the docstring of a settings class, each with the fields under it.
 
-    Fields of a base class whose docstring has no groups follow under the class's first heading. A
-    base class with groups is the settings of another command. Its fields are left out, because the
-    text of the class refers to that command.
+    Fields of a base class are yielded under the first heading, if the base class has them under the
+    heading "Attributes". A base class with other headings holds the settings of another command.
+    Its fields are left out, because the docstring of `settings_class` names that command.
+
+    Yields:
+        The heading, and the names of the fields.
     """
     groups: dict[str, list[str]] = {}
     for base in settings_class.__mro__[:-1]:

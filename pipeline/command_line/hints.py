@@ -15,18 +15,25 @@ hints_of = cache(typing.get_type_hints)
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
-    """Returns the members of a union; for any other type, the type alone."""
+    """Returns the types that a union joins: `int` and `NoneType` for `int | None`.
+
+    A type that is not a union is returned as the only one.
+    """
     is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     return typing.get_args(hint) if is_union else (hint,)
 
 
 def kind_of(hint: Any) -> Any:
-    """Returns the type of a field without null: int for `int | None`."""
+    """Returns the first type of a field that is not None: `int` for `int | None`."""
     return next(kind for kind in alternatives(hint) if kind is not types.NoneType)
 
 
 def section_of(hint: Any) -> Any:
-    """Returns the settings class that a field has as its type, or None if it is not a section."""
+    """Returns the settings class of a field that is a section, or None for any other field.
+
+    Args:
+        hint: The type of the field. It is the settings class, or a union of it with None.
+    """
     return next((kind for kind in alternatives(hint) if dataclasses.is_dataclass(kind)), None)
 
 
@@ -36,7 +43,7 @@ def item_of(hint: Any) -> Any:
 
 
 def is_mapping(hint: Any) -> bool:
-    """Returns whether a field is a mapping with any keys, which no settings class declares."""
+    """Returns whether a field is a `dict`. The user may then give any keys below it."""
     return typing.get_origin(hint) is dict
 
 
@@ -55,9 +62,13 @@ def is_needed(field: "dataclasses.Field[Any]") -> bool:
 
 
 def find_hint(settings_class: Any, key: str) -> Any:
-    """Returns the type of the field that a dotted key such as phases[0].peak_lr names, or None.
+    """Returns the type of the field that a dotted key names, or None if there is no such field.
 
-    Any key below a mapping counts as known.
+    A key below a mapping always has a type: that of the mapping's values.
+
+    Args:
+        settings_class: The settings class in which the key begins.
+        key: The dotted key, such as "phases[0].peak_lr".
     """
     name, _, rest = re.sub(r"\[\d+\]", "", key).partition(".")
     hint = hints_of(settings_class).get(name)
@@ -70,14 +81,15 @@ def find_hint(settings_class: Any, key: str) -> Any:
 
 
 def known_keys(settings_class: Any, prefix: str = "") -> list[str]:
-    """Returns every dotted key that can be given, in the order of the fields.
+    """Returns every dotted key that a user can give for a settings class, in the fields' order.
 
-    A section is represented by its fields (`model.preset`). A list of sections is a key itself and
-    has the fields of its items as well (`phases`, `phases.steps`).
+    A section has no key of its own, only keys of its fields, such as `model.preset`. A list of
+    sections has both: its own key, and keys of its items' fields, such as `phases` and
+    `phases.steps`.
 
     Args:
         settings_class: The class.
-        prefix: What precedes each key.
+        prefix: What precedes each key, such as "model." for the class of the section `model`.
     """
     keys: list[str] = []
     for name, hint in hints_of(settings_class).items():

@@ -113,12 +113,12 @@ def answer_unknown(
     """Returns the message about a name that no setting of a class has.
 
     Args:
-        name: The unknown name, without the mark.
+        name: The unknown name, without `mark`.
         settings_class: The class whose settings are proposed.
-        mark: Printed before the name: "--" for a flag, the names of the outer sections for a key of
-            a file.
-        where: The file and line of the name, or an empty text.
-        takers: Returns the other commands that have a setting of this name.
+        mark: What precedes the name: "--" for a flag; for a key of a file, the outer sections with
+            their dots, such as "model.", or an empty text.
+        where: "FILE:LINE: " for a key of a file; otherwise an empty text.
+        takers: A function that returns the names of the other commands that have a given flag.
     """
     is_flag = mark.startswith("-")
     kind = "flag" if is_flag else "key"
@@ -144,14 +144,17 @@ def answer_unknown(
 
 
 def _taken_elsewhere(plain: str, takers: Callable[[str], Sequence[str]]) -> str:
-    """Returns a clause about other commands that have an unknown flag, as "build takes --vocab".
+    """Says which other commands have a flag that this command does not know: "build takes --vocab".
 
-    If no command has the flag, but it is one of another program (`_SAME_HERE`), the clause is about
-    the commands that have our flag of the same meaning. If there are none, it is empty.
+    The flag may also be one of another program, such as --vocab_file of google-research/bert. If a
+    command has a flag with the same meaning, by the table `_SAME_HERE`, this flag is named.
 
     Args:
-        plain: The unknown flag without dashes, with underscores.
-        takers: Returns the names of the other commands that have a flag.
+        plain: The unknown flag in lower case, without hyphens before it and with underscores in it.
+        takers: A function that returns the names of the other commands that have a given flag.
+
+    Returns:
+        The clause, or an empty text if no command has such a flag.
     """
     for flag in (plain, *_SAME_HERE.get(plain, "").split()):
         if commands := takers(flag):
@@ -160,7 +163,9 @@ def _taken_elsewhere(plain: str, takers: Callable[[str], Sequence[str]]) -> str:
 
 
 def suggest(wrong: str, known: Iterable[str]) -> list[str]:
-    """Returns at most three known names that may be meant: equal in meaning, or spelt alike.
+    """Returns at most three known names that the user may have meant by an unknown one.
+
+    They are names with the same meaning or, if there are none, names that are spelt alike.
 
     Args:
         wrong: The unknown name.
@@ -172,11 +177,14 @@ def suggest(wrong: str, known: Iterable[str]) -> list[str]:
 
 
 def _same(wrong: str, names: Sequence[str]) -> list[str]:
-    """Returns the names that are meant beyond doubt; empty if there are none.
+    """Returns the names that surely are meant by an unknown one. The list may be empty.
 
-    The first of these groups that is not empty is returned: names whose last part is the wrong name
-    (schedule.lr for lr); names that begin with the wrong name; names of settings that another
-    program calls by the wrong name (`_SAME_HERE`).
+    These are the names of the first of the following groups that has any:
+
+    1. Names whose last part is the unknown name, such as `schedule.lr` for `lr`.
+    2. Names that begin with the unknown name.
+    3. Names of settings that another program calls by the unknown name, or by a part of it, as the
+       table `_SAME_HERE` says.
 
     Args:
         wrong: The unknown name in lower case, with underscores.
@@ -191,11 +199,15 @@ def _same(wrong: str, names: Sequence[str]) -> list[str]:
 
 
 def _similar(wrong: str, names: Sequence[str]) -> list[str]:
-    """Returns the names that are spelt like the wrong one, or share words with it.
+    """Returns the names that are similar to an unknown one. The list may be empty.
 
-    The first of these groups that is not empty is returned: names that differ by a slip of a
-    letter; names that share words with the wrong one, the longest first; names with a similar
-    spelling; names whose last part has a similar spelling.
+    These are the names of the first of the following groups that has any:
+
+    1. Names that differ by a slip of a letter.
+    2. Names of which the last part is within the unknown name as whole words, or holds it. The
+       longest parts are first.
+    3. Names with a similar spelling.
+    4. Names whose last part has a similar spelling.
 
     Args:
         wrong: The unknown name in lower case, with underscores.
@@ -218,5 +230,5 @@ def _similar(wrong: str, names: Sequence[str]) -> list[str]:
 
 
 def _holds(name: str, part: str) -> bool:
-    """Returns whether the words of a name include another name, as num_train_steps has steps."""
+    """Returns whether a name holds another one as whole words, as num_train_steps holds steps."""
     return re.search(rf"(^|_){re.escape(part)}(_|$)", name) is not None

@@ -2,10 +2,10 @@
 
 A command is a function, and a frozen dataclass whose fields are its flags.
 
-A user's fault, and anything that the operating system refuses (every OSError), ends with one
-message on standard error and exit code 2; Ctrl-C ends with one line and exit code 130. A function
-imports the packages that it alone needs, so that help appears at once. A missing package is
-reported as a user's fault as well.
+If a function raises ValueError, which means a mistake of the user, or OSError, the program prints
+one message on standard error and ends with exit code 2. On Ctrl-C it prints one line and ends with
+exit code 130. A function imports the packages that only it needs, so that help appears at once. If
+such a package is not installed, the program says so and ends with exit code 2.
 """
 
 import errno
@@ -45,13 +45,14 @@ class Command:
             settings and the list of arguments after `--`. It returns the exit code, or None for 0.
         positionals: Names of the fields given without a flag, in order.
         takes_remainder: Whether arguments after `--` are accepted.
-        unused: Names of fields that this command does not use; `--help` leaves them out.
-        description: The first text of `--help`; by default the docstring of its settings.
-        unwinds: Whether Ctrl-C raises KeyboardInterrupt in the function; otherwise the process
-            ends.
-        check: "module:function" that refuses settings before `function` is imported, which may
-            take seconds.
-        local: Names of the fields whose folders or files are local, so that a URL is refused.
+        unused: Names of fields that this command does not use, and that `--help` leaves out.
+        description: The first text of `--help`. If it is empty, the text is the beginning of the
+            docstring of the settings.
+        unwinds: Whether Ctrl-C raises KeyboardInterrupt in the function, so that it can clean up.
+            If not, Ctrl-C ends the process at once.
+        check: "module:function" that is called with the settings, and raises ValueError for wrong
+            ones. It is called before `function` is imported, which may take seconds.
+        local: Names of the fields that name local folders or files. A URL in them is refused.
     """
 
     summary: str
@@ -110,8 +111,17 @@ def _run_command(
 ) -> int:
     """Runs the command that `words` name, and returns the exit code.
 
+    Mistakes of the user and errors of the operating system are printed, and do not leave this
+    function.
+
+    Args:
+        program: What the user types to start the program, for messages.
+        description: One line for the list of commands.
+        commands: The commands by name.
+        words: The name of the command, and its arguments.
+
     Raises:
-        BrokenPipeError: Nobody reads the output any more. Other errors are printed here.
+        BrokenPipeError: Nobody reads the output any more.
     """
     cut = words.index("--") if "--" in words else len(words)
     arguments = words[:cut]
@@ -149,10 +159,14 @@ def _run_command(
 
 
 def _report_missing(program: str, error: ImportError) -> int:
-    """Prints which package to install, and returns the exit code.
+    """Prints which optional package the user has to install, and returns the exit code.
+
+    Args:
+        program: The program and the command, for the message.
+        error: The error that an import raised.
 
     Raises:
-        ImportError: The error is not about an optional package of this project.
+        ImportError: It is `error` itself, if it is not about an optional package of this project.
     """
     from pipeline.storage.missing_packages import describe_missing
 
@@ -177,15 +191,15 @@ def _call(
         command: The command.
         arguments: The words after the command, up to `--`.
         remainder: The words after `--`.
-        interruption: Is told whether Ctrl-C raises KeyboardInterrupt in the function.
-        takers: Given a flag, returns the other commands that have it, for the message about a flag
-            that this command does not know.
+        interruption: The handler of signals. Its `unwinds` is set to that of the command.
+        takers: A function that returns the names of the other commands that have a given flag, for
+            the message about a flag that this command does not know.
 
     Returns:
         The exit code.
 
     Raises:
-        ValueError: The arguments are wrong, or the function found a user's fault.
+        ValueError: The arguments are wrong, or the function found a mistake of the user.
     """
     if {"-h", "--help"} & {*arguments}:
         from pipeline.command_line.help import render_help
@@ -218,10 +232,18 @@ def _unknown_command(name: str, commands: dict[str, Command]) -> str:
 
 
 def _report_fault(program: str, fault: BaseException) -> int:
-    """Prints a user's fault as one message, and returns the exit code.
+    """Prints the message of an error, and returns the exit code.
 
-    Every rank finds the same fault in settings and files, so rank 0 alone prints it. A disk may
-    fail on one rank alone, so each rank prints the errors of its operating system.
+    In a job of several ranks, all ranks find the same mistakes in settings and files, so only rank
+    0 prints them. An error of the operating system, such as a full disk, may occur on one rank
+    only, so every rank prints its own.
+
+    Args:
+        program: The program and the command, for the message.
+        fault: The error.
+
+    Raises:
+        BrokenPipeError: `fault` is one. `run_program` handles it.
     """
     from pipeline.storage.quoting import printable
     from pipeline.storage.secret_values import hide
@@ -238,9 +260,10 @@ def _report_fault(program: str, fault: BaseException) -> int:
 
 
 def describe_fault(fault: BaseException) -> str:
-    """Returns the message of an error.
+    """Returns the text of an error, for the user.
 
-    For an error of the operating system, it names the file and says what to do.
+    For an error of the operating system, the text is the file, what went wrong and, if it is known,
+    what to do about it.
     """
     if not isinstance(fault, OSError) or not fault.strerror:
         return str(fault) or repr(fault)
@@ -250,7 +273,13 @@ def describe_fault(fault: BaseException) -> str:
 
 
 def _takers(commands: dict[str, Command], caller: str, flag: str) -> list[str]:
-    """Returns the names of at most two other commands that have a flag."""
+    """Returns the names of at most two commands, other than `caller`, that have a flag.
+
+    Args:
+        commands: The commands by name.
+        caller: The name of the command that does not know the flag.
+        flag: The flag without hyphens before it.
+    """
     from pipeline.command_line.hints import known_keys
 
     others = {name: command for name, command in commands.items() if name != caller}
@@ -274,8 +303,8 @@ def parse_settings(
         program: The program and the command, for messages.
         command: The command.
         arguments: The words after the command.
-        takers: Given a flag, returns the other commands that have it, for the message about a flag
-            that this command does not know.
+        takers: A function that returns the names of the other commands that have a given flag, for
+            the message about a flag that this command does not know.
 
     Returns:
         An object of the command's settings class.
@@ -301,7 +330,7 @@ def parse_settings(
 
 
 def check_least(settings: Any, **least: float) -> None:
-    """Checks that settings are not below the least number that makes sense.
+    """Checks that numeric settings are not too small.
 
     Args:
         settings: An object of a settings class.
@@ -317,7 +346,7 @@ def check_least(settings: Any, **least: float) -> None:
 
 
 def _overview(program: str, description: str, commands: dict[str, Command]) -> str:
-    """Returns the list of commands, which the program prints if no command is named."""
+    """Returns the text that the program prints if the user names no command: all commands."""
     width = max(map(len, commands))
     rows = [f"  {name.ljust(width)}  {command.summary}\n" for name, command in commands.items()]
     return (
@@ -328,10 +357,10 @@ def _overview(program: str, description: str, commands: dict[str, Command]) -> s
 
 
 def load(dotted: str) -> Any:
-    """Imports a module, and returns the object that has a name in it.
+    """Imports a module, and returns one of its classes, functions or other objects.
 
     Args:
-        dotted: The module and the name, as "module:name".
+        dotted: The module and the name of the object in it, as "module:name".
     """
     module, _, name = dotted.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -1,8 +1,8 @@
 """Converts YAML and words of a command line to the types that a settings class states.
 
-Values are kept by dotted keys, such as phases[0].peak_lr, until `make` builds the settings from
-them. A node of a YAML file knows its file and line; a word of the command line is a node without
-either.
+All given values are collected in a mapping from dotted keys, such as phases[0].peak_lr. `make` then
+builds the settings from this mapping. Values from YAML and from the command line are both read from
+nodes of PyYAML. A node of a file knows its file and line; a node of the command line does not.
 """
 
 import dataclasses
@@ -38,11 +38,13 @@ _NO_LINE = -1
 
 
 class Given(NamedTuple):
-    """A value that the user gave, and where.
+    """A value that the user gave, and where the user gave it.
 
     Attributes:
-        value: The value in the type of its field. For a list of sections, the number of its items.
-        where: "FILE:LINE: " for the start of a message; empty for words of the command line.
+        value: The value, converted to the type of its field. The value of a list of sections is the
+            number of its items, which have values of their own.
+        where: "FILE:LINE: ", with which messages about the value begin. Empty if it was given on
+            the command line.
     """
 
     value: Any
@@ -50,7 +52,7 @@ class Given(NamedTuple):
 
 
 class Loader(yaml.SafeLoader):
-    """A loader of YAML 1.1 that takes 1e-4 for a number, as YAML 1.2 does."""
+    """A loader of YAML 1.1 that also takes 1e-4 for a number, as YAML 1.2 does."""
 
 
 Loader.add_implicit_resolver(
@@ -89,7 +91,10 @@ def parse_yaml(text: str | bytes, name: str, *, is_file: bool) -> yaml.Node | No
 
 
 def word_node(word: str) -> yaml.ScalarNode:
-    """Returns a word of the command line as a YAML node: text, or null for the word null."""
+    """Makes a YAML node of a word of the command line.
+
+    The node is text, whatever the word looks like. Only the word null becomes YAML's null.
+    """
     return yaml.ScalarNode(_NULL if word == "null" else "tag:yaml.org,2002:str", word)
 
 
@@ -144,7 +149,10 @@ def read_mapping(
 
 
 def read_value(node: yaml.Node, hint: Any, key: str) -> Iterator[tuple[str, Given]]:
-    """Yields the value of a key. For a section or a list of sections, it yields all keys below.
+    """Yields a dotted key with its value, converted to the type of its field.
+
+    For a section, the keys of its fields are yielded instead, and for a mapping its own keys. For a
+    list of sections, its key is yielded, and then the keys of all fields of all items.
 
     Args:
         node: The value.
@@ -152,7 +160,7 @@ def read_value(node: yaml.Node, hint: Any, key: str) -> Iterator[tuple[str, Give
         key: The dotted key.
 
     Raises:
-        ValueError: As for `read_mapping`.
+        ValueError: A key is unknown or is there twice, or a value is not of its field's type.
     """
     item = section_of(item_of(hint))
     if section := section_of(hint):
@@ -170,7 +178,10 @@ def read_value(node: yaml.Node, hint: Any, key: str) -> Iterator[tuple[str, Give
 
 
 def _where(node: yaml.Node) -> str:
-    """Returns "FILE:LINE: " for the start of a message; "FILE: " if no line is known."""
+    """Returns the beginning of a message about a node.
+
+    It is "FILE:LINE: ", "FILE: " if no line is known, and empty for a word of the command line.
+    """
     mark = node.start_mark
     if mark is None or not mark.name:
         return ""
@@ -179,12 +190,19 @@ def _where(node: yaml.Node) -> str:
 
 
 def _place(node: yaml.Node, key: str) -> str:
-    """Returns a key as a message names it: with file and line, or as a flag."""
+    """Returns a key in the form in which a message names it.
+
+    It is "FILE:LINE: KEY" if the node is from a file, and "--KEY" if it is from the command line.
+    """
     return f"{_where(node) or '--'}{key}"
 
 
 def _pairs(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, yaml.Node]]:
-    """Yields the keys and values of a mapping.
+    """Yields the keys of a mapping, each with the node of its value.
+
+    Args:
+        node: The mapping.
+        prefix: What precedes each key in messages, such as "model.".
 
     Raises:
         ValueError: A key is not a plain name, or is there twice.
@@ -232,10 +250,14 @@ def convert(node: yaml.Node, hint: Any, key: str) -> Any:
 
 
 def _convert_scalar(node: yaml.Node, kind: Any) -> Any:
-    """Converts a scalar to a type that is not a list or a section.
+    """Converts a node to a type that is not a list or a section.
+
+    Args:
+        node: The node, which should be a scalar.
+        kind: The type, without None.
 
     Raises:
-        ValueError: The value is not of that type. The error has no message.
+        ValueError: The value is not of this type. The error has no message; `convert` adds one.
     """
     is_word = kind is str and not _where(node)  # --text null means the word null
     if not isinstance(node, yaml.ScalarNode) or (node.tag == _NULL and not is_word):
@@ -268,11 +290,12 @@ def make(settings_class: Any, given: Mapping[str, Given], prefix: str = "") -> A
     Args:
         settings_class: The class.
         given: The given values by their dotted keys.
-        prefix: What precedes the keys of the class's fields, as in "model."; other keys are
-            ignored.
+        prefix: What precedes the keys of the class's fields, such as "model.". Keys without this
+            prefix are ignored.
 
     Raises:
-        ValueError: The class refuses a value, or an item of a list of sections lacks a field.
+        ValueError: The class refuses a value. Or a field without a default was not given for an
+            item of a list of sections.
     """
     values: dict[str, Any] = {}
     for name, hint in hints_of(settings_class).items():
@@ -301,15 +324,16 @@ def make(settings_class: Any, given: Mapping[str, Given], prefix: str = "") -> A
 def _make_item(
     kind: Any, given: Mapping[str, Given], below: Mapping[str, Given], key: str, index: int
 ) -> Any:
-    """Builds one item of a list of sections.
+    """Builds one item of a list of sections, such as the first of the `phases`.
 
     Args:
         kind: The settings class of the item.
-        given: All given values by their dotted keys.
-        below: The values that were given for all items, as in phases.peak_lr. They win over those
-            of the item, as in phases[0].peak_lr.
+        given: All given values by their dotted keys. Those of the item begin with its key, as in
+            phases[0].peak_lr.
+        below: The values that were given for all items of the list at once, as in phases.peak_lr.
+            They replace the values of the single item.
         key: The dotted key of the list.
-        index: The item's place in the list.
+        index: The index of the item in the list, from 0.
 
     Raises:
         ValueError: A field without a default was not given, or the class refuses a value.

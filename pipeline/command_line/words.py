@@ -1,6 +1,6 @@
 """Reads the words of a command line: flags, files of `--config`, and values without a flag.
 
-A value without a flag, such as DATA in `verify DATA`, is for a field that is called positional.
+A field whose value may be given without a flag is called positional, such as DATA in `verify DATA`.
 """
 
 import dataclasses
@@ -53,11 +53,12 @@ def parse_words(
         settings_class: The class.
         positionals: Names of the fields that are given without a flag, in order.
         words: The words after the command.
-        takers: Returns the other commands that have a flag, for the message about an unknown one.
+        takers: A function that returns the names of the other commands that have a given flag, for
+            the message about an unknown flag.
 
     Raises:
-        ValueError: The message has one line for each mistake in the words and files; or says which
-            fields are missing, or which value the class refuses.
+        ValueError: There are mistakes in the words and files, each a line of the message. If there
+            are none, fields are missing, or the class refuses a value.
     """
     reader = _Words(settings_class, positionals, words, takers)
     reader.read()
@@ -107,21 +108,31 @@ def _check_code(
 
 
 def _as_given(name: str, settings_class: Any, positionals: Sequence[str]) -> str:
-    """Returns how a user gives a field, for a message: without a flag, in a file, or by a flag."""
+    """Returns a missing field in the form in which the user has to give it, for a message.
+
+    It is NAME for a positional field, and --NAME for any other. A list of sections can only be
+    given in a --config file.
+    """
     if section_of(item_of(hints_of(settings_class)[name])):
         return f"{name} of a --config file, such as bert-base"
     return name.upper() if name in positionals else f"--{name}"
 
 
 def _put(given: dict[str, Given], key: str, value: Given) -> None:
-    """Sets the value of a key. A list replaces an earlier list together with all its items."""
+    """Sets the value of a key. If the key is a list, the items of an earlier list are removed.
+
+    Args:
+        given: The values by dotted keys, which are changed.
+        key: The dotted key.
+        value: The value.
+    """
     for old in [old for old in given if old.startswith(f"{key}[")]:
         del given[old]
     given[key] = value
 
 
 class _Words:
-    """Reads words from the first to the last, and goes on after a mistake.
+    """Reads the words of a command line, and collects the given values and all mistakes.
 
     Attributes:
         settings_class: The class whose fields are set.
@@ -196,12 +207,12 @@ class _Words:
         self.flags |= read_value(self._node(name, hint, values), hint, key)
 
     def _node(self, name: str, hint: Any, values: list[str]) -> yaml.Node:
-        """Returns the value of a flag as a YAML node, and takes it from the words if needed.
+        """Returns the value of a flag as a YAML node.
 
         Args:
             name: The flag with its hyphens, for messages.
-            hint: The type of its field.
-            values: The values if they are known already; otherwise the words that follow are taken.
+            hint: The type of the flag's field.
+            values: The words of the value. If it is empty, they are taken from `rest`.
 
         Raises:
             ValueError: The value is missing, or is not YAML.
@@ -222,23 +233,31 @@ class _Words:
         return word_node(word)
 
     def _next(self, name: str, expected: str) -> str:
-        """Takes the next word as the value of a flag; raises ValueError if it is a flag itself."""
+        """Takes the next word from `rest`, as the value of a flag.
+
+        Args:
+            name: The flag with its hyphens, for the message.
+            expected: What kind of value the flag has, for the message.
+
+        Raises:
+            ValueError: There is no next word, or it is a flag.
+        """
         if not self.rest or is_flag(self.rest[0]):
             raise ValueError(f"{name}: a value is missing, expected {expected}")
         return self.rest.pop(0)
 
     def _until_flag(self) -> Iterator[str]:
-        """Takes the words up to the next flag one by one, lazily, and yields them."""
+        """Yields the words before the next flag, and takes each from `rest` as it is yielded."""
         while self.rest and not is_flag(self.rest[0]):
             yield self.rest.pop(0)
 
     def _take_positionals(self, loose: list[str]) -> None:
-        """Assigns the words without a flag to the positional fields.
+        """Assigns the words that belong to no flag to the positional fields, in their order.
 
-        A field that is a list takes all words that are left.
+        Each field takes one word. A field that is a list takes all words that are left.
 
         Args:
-            loose: The words without a flag, in their order.
+            loose: The words that belong to no flag, in their order.
 
         Raises:
             ValueError: A value is wrong, or words are left over.
@@ -261,11 +280,13 @@ def recipes() -> dict[str, Path]:
 
 
 def find_config(name: str, settings_class: Any) -> Path:
-    """Returns the path of a configuration: a file on disk, or otherwise a recipe of configs/.
+    """Returns the path of the file that a user names after `--config`.
+
+    If there is no file of this name, it is the name of a recipe, which is a file of configs/.
 
     Args:
         name: A path, or the name of a recipe: bert-large or configs/pretrain/bert-large.yaml.
-        settings_class: The settings of the command, whose recipes are allowed.
+        settings_class: The settings class of the command. Only recipes for it are found.
 
     Raises:
         FileNotFoundError: There is no such file or recipe, or the recipe is another command's.
@@ -291,7 +312,7 @@ def find_config(name: str, settings_class: Any) -> Path:
 
 
 def _is_recipe_of(path: Path, settings_class: Any) -> bool:
-    """Returns whether every key that a recipe sets is a setting of this class."""
+    """Returns whether a recipe is for a settings class: all its outermost keys are fields of it."""
     root = yaml.compose(path.read_bytes(), Loader=yaml.SafeLoader)
     keys = [key.value for key, _ in root.value] if isinstance(root, yaml.MappingNode) else []
     return bool(keys) and set(keys) <= hints_of(settings_class).keys()
