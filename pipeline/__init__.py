@@ -29,12 +29,15 @@ __all__ = tuple(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    """Imports a public name when it is first asked for."""
+    """Imports the module of a public name, and returns the object that has this name there.
+
+    Python calls this function for a name that is not defined in this file.
+    """
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
-    """Returns the public names, which `dir` and completion show."""
+    """Returns the names that `dir` and completion show: those of this file and the public ones."""
     return [*globals(), *_MODULES]

@@ -65,7 +65,8 @@ class BuildSettings:
     Vocabulary:
         vocab: A vocab.txt to use, or a model that has one, such as bert-base-uncased. Without one a
             vocabulary is learned from the input.
-        extend: A vocab.txt to extend by the pieces that save most tokens (docs/training.md).
+        extend: A vocab.txt to which pieces are added, those that save the most tokens
+            (docs/training.md).
         vocab_size: How many entries a learned vocabulary has.
         num_unused: How many entries of a learned vocabulary are [unusedN], for your own words.
         alphabet_size: How many characters a learned vocabulary has, the commonest ones. Words with
@@ -93,15 +94,15 @@ class BuildSettings:
             most 128 MiB of text each.
 
     Soundness:
-        max_unknown: The build stops before it makes shards if a larger share of the tokens is
+        max_unknown: The build stops before it makes shards if more than this share of the tokens is
             [UNK].
-        max_random_next: Nothing is published if a larger share of the second segments is random,
-            which means that sentences were not found. Give 1 if training leaves next-sentence
-            prediction off.
+        max_random_next: The build fails if more than this share of the second segments is random,
+            because sentences were then not found. Give 1 if you train without next-sentence
+            prediction.
 
     Validation split (docs/input.md):
-        validation_fraction: Share of the tokens that is held out, of each source alike. At least
-            20,000 tokens are held out if they are at most 5 % of all; 0 holds out none.
+        validation_fraction: Share of the tokens of each source that is held out. At least 20,000
+            tokens are held out, or 5 % of all tokens if that is less. 0 holds out none.
         validation_tokens: The most tokens held out; 10,000 instances of 512 take 6 million.
 
     Plan:
@@ -216,7 +217,11 @@ class BuildSettings:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be {allowed}")
 
     def _check_sources(self) -> None:
-        """Raises ValueError if sources are wrong, or if settings contradict each other."""
+        """Checks the sources, and settings that exclude each other, such as `vocab` and `extend`.
+
+        Raises:
+            ValueError: A source has wrong settings, or two settings contradict each other.
+        """
         from pipeline.text.language_codes import check_language
 
         for source in self.corpus:
@@ -249,7 +254,10 @@ class BuildSettings:
 
     @property
     def tokens_folder(self) -> str:
-        """Folder or URL where the tokens job leaves the encoded documents for the shards job."""
+        """Folder or URL to which the tokens job writes the encoded documents.
+
+        The shards job reads them from there.
+        """
         return self.tokens or f"{self.output.rstrip('/')}/tokens"
 
     def filesystem_options(self) -> Mapping[str, Any] | None:
@@ -276,7 +284,11 @@ class BuildSettings:
 
     @property
     def corpus(self) -> tuple[Source, ...]:
-        """The sources in the order of their numbers; without `sources`, --input is the only one."""
+        """All sources, in the order of their numbers, which are from 0.
+
+        They are `sources` or, if that is empty, a single source named "input", which has the files
+        of --input.
+        """
         reading = {name: getattr(self, name) for name in OF_A_SOURCE}
         sources = tuple(self.sources) or (Source("input", self.input, **reading),)
         if not self.word_rule.keeps_words:
@@ -289,9 +301,9 @@ class BuildSettings:
 
     @property
     def weights(self) -> tuple[int, ...]:
-        """Weights of the sources in millionths, by the number of the source.
+        """The weight of each source in millionths, in the order of the sources.
 
-        Empty if every document is used once per pass, which is a weight of 1 for all sources.
+        The tuple is empty if all weights are 1, so that a pass uses every document once.
         """
         weights = tuple(source.millionths for source in self.corpus)
         return weights if set(weights) != {UNIT} else ()
@@ -307,7 +319,10 @@ class BuildSettings:
 
     @property
     def filter_rule(self) -> "FilterRule":
-        """The rule that drops documents one by one, without regard to other documents."""
+        """The rule that decides for each document alone whether it is dropped.
+
+        It has the settings of lengths and languages, and the user's own filters.
+        """
         from pipeline.text.filters import FilterRule
 
         return FilterRule(
@@ -319,16 +334,20 @@ class BuildSettings:
 
     @property
     def has_signatures(self) -> bool:
-        """Returns whether near-duplicates are dropped, so that the tokens job writes signatures."""
+        """Whether the tokens job writes signatures of documents, which show near-duplicates.
+
+        It does if near-duplicates are to be dropped.
+        """
         return self.near_duplicates is not None
 
     def tokens_content(self, vocab_sha256: str) -> dict[str, Any]:
-        """Returns the settings that decide what the tokens job writes.
+        """Returns the settings that decide what the tokens job writes, by their names.
 
-        The user's own filters are imported, because the result has the `__version__` of each.
+        The modules of the user's own filters are imported, because the result holds the
+        `__version__` of each.
 
         Args:
-            vocab_sha256: The hash of vocab.txt.
+            vocab_sha256: The SHA-256 hash of vocab.txt, in hex.
         """
         from pipeline.text.sentences import RULES
 
@@ -342,16 +361,18 @@ class BuildSettings:
     def content(
         self, vocab_sha256: str, documents_hash: str, choice: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Returns the settings that decide the instances of a pass, which `settings_hash` covers.
+        """Returns the settings that decide which instances a pass has, by their names.
 
-        Sequence lengths and the number of passes are left out, because a later build may add more
-        of either to the dataset.
+        A manifest holds them, and its `settings_hash` is their hash. Sequence lengths and the
+        number of passes are left out, because a later build may add lengths and passes to the
+        dataset.
 
         Args:
-            vocab_sha256: The hash of vocab.txt.
+            vocab_sha256: The SHA-256 hash of vocab.txt, in hex.
             documents_hash: The hash of the documents that are kept.
-            choice: The settings that decide which documents are dropped because of other documents
-                (`pipeline.stages.choose_documents`); None for none.
+            choice: Further settings, which decide what documents are dropped because of other
+                documents, such as near-duplicates (`pipeline.stages.choose_documents`). None if
+                no documents are dropped for such a reason.
         """
         from pipeline.tokens.buckets import VALIDATION_RULES
 
@@ -370,7 +391,7 @@ class BuildSettings:
 
 
 def describe_changes(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:
-    """Returns the settings that differ between two builds, with both values, for a message.
+    """Describes for a message which settings differ between two builds, and their values.
 
     Args:
         found: The settings of the earlier build, as `content` returned them.

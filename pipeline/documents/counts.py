@@ -1,4 +1,4 @@
-"""Formats the lines with which a command ends: documents kept and dropped, by source."""
+"""Formats the lines that a command prints at its end: how many documents it kept and dropped."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -25,11 +25,11 @@ Malformed documents have other reasons, and so have those that a user's own filt
 def format_counts(
     counters: Mapping[str, Mapping[str, int]], without_text: Sequence[str] = ()
 ) -> Iterator[str]:
-    """Yields lines about the documents of each source, the dropped ones, and files without text.
+    """Yields one line about each source, each reason to drop documents, and files without text.
 
     Args:
         counters: The counters of each source, by the source's name.
-        without_text: Some of the files that gave no text.
+        without_text: Names of some files that gave no text, as examples.
     """
     for source, counts in counters.items():
         yield f"{source}: {format_mean(counts['documents'], counts['distinct_tokens'])}"
@@ -53,5 +53,10 @@ def format_counts(
 
 
 def format_mean(documents: int, tokens: int) -> str:
-    """Returns words for a number of documents and their mean length in tokens."""
+    """Returns a text such as "12 documents of 340 tokens on average".
+
+    Args:
+        documents: The number of documents.
+        tokens: The number of tokens of all documents together.
+    """
     return f"{documents:,} documents of {tokens / max(1, documents):,.0f} tokens on average"

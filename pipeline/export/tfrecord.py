@@ -37,8 +37,8 @@ def write_records(file: IO[bytes], blocks: Iterable[Block], plan: Mapping[str, A
     Args:
         file: Where to write.
         blocks: The instances, which are taken lazily.
-        plan: What `plan_export` returned. Instances are padded to its `seq_len` tokens and
-            `max_predictions` masked positions.
+        plan: The result of `plan_export`. Every instance is padded to the plan's `seq_len` tokens
+            and `max_predictions` masked positions.
     """
     for block in blocks:
         examples = encode_examples(block, plan["seq_len"], plan["max_predictions"])

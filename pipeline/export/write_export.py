@@ -1,6 +1,7 @@
 """Exports the instances of one split and sequence length, one file per shard.
 
-A last file, _export.json, says that all are there. An interrupted export is continued.
+The file _export.json is written last, and shows that the export is complete. If an export was
+interrupted, the same call writes the missing files.
 """
 
 import errno
@@ -41,9 +42,10 @@ class ExportFormat:
     """A format of exported files.
 
     Attributes:
-        write_file: Writes the instances of one shard to a file, by the plan of the export.
-        usage: The command or call by which the files are read. In braces it has `url` and keys of
-            the plan.
+        write_file: Writes the instances of one shard to a file. Its arguments are the open file,
+            the blocks of the shard, and the result of `plan_export`.
+        usage: The command or call by which a user reads the files. It is a format string, in which
+            `{url}` is the folder and other names in braces are keys of the plan.
     """
 
     write_file: Callable[[IO[bytes], Iterator[Block], Mapping[str, Any]], None]
@@ -65,9 +67,7 @@ EXPORT_FORMATS = {
 def plan_export(
     dataset: Dataset, format_name: str, split: str, seq_len: int | None
 ) -> dict[str, Any]:
-    """Plans an export: which instances it has, and which shard becomes which file.
-
-    All passes are exported.
+    """Plans an export of all instances of one split and sequence length, from all passes.
 
     Args:
         dataset: The dataset.
@@ -76,10 +76,12 @@ def plan_export(
         seq_len: The sequence length of the instances; None if the dataset has only one.
 
     Returns:
-        The content of _export.json; `files` has the name of a shard by the name of its file.
+        The plan, which _export.json holds. Its `files` map the name of each file to the name of the
+        shard that is exported to it. Other keys describe the instances and the dataset.
 
     Raises:
-        ValueError: The dataset has no such instances, or `seq_len` is None and there are several.
+        ValueError: The split has no instances; or `seq_len` is None, and the split has several
+            sequence lengths.
     """
     manifest = dataset.manifest
     lengths = sorted({group.seq_len for group in manifest.groups if group.split == split})
@@ -107,17 +109,19 @@ def plan_export(
 
 
 def write_export(dataset: Dataset, plan: Mapping[str, Any], output: Folder) -> None:
-    """Writes the files of a plan that are not there yet, with few blocks in memory at a time.
+    """Writes the files of an export that its folder does not hold yet.
+
+    Memory holds few blocks at a time.
 
     Args:
         dataset: The dataset.
-        plan: What `plan_export` returned.
-        output: The folder of the files.
+        plan: The result of `plan_export`.
+        output: The folder for the files. It must be empty, or hold a part of the same export.
 
     Raises:
         ModuleNotFoundError: The format needs a package that is not installed.
         StorageError: A file cannot be stored.
-        ValueError: The folder holds something else, or a shard is damaged.
+        ValueError: The folder holds other files, or a shard is damaged.
     """
     if plan["format"] == "tfrecord":
         masked_crc32c(b"")  # so that a missing package is named before anything is written
@@ -140,7 +144,12 @@ def write_export(dataset: Dataset, plan: Mapping[str, Any], output: Folder) -> N
 
 
 def describe_export(plan: Mapping[str, Any], url: str) -> str:
-    """Returns a line that says what was written to a folder, and one that says how to read it."""
+    """Returns two lines for the user: what was written to a folder, and how the files are read.
+
+    Args:
+        plan: The result of `plan_export`.
+        url: The folder.
+    """
     usage = EXPORT_FORMATS[plan["format"]].usage.format(url=url, **plan)
     return f"{url}: {len(plan['files'])} files, {plan['instances']:,} instances\n{usage}"
 
@@ -152,13 +161,18 @@ def _shards(dataset: Dataset, split: str, seq_len: int) -> list[Shard]:
 
 
 def _claim(output: Folder, plan: Mapping[str, Any]) -> set[str]:
-    """Makes a folder that of an export, or recognizes it as such.
+    """Prepares a folder for an export, or finds out how much of the export it holds.
 
-    An empty folder gets the file _started.json. In a folder with a part of the same export,
-    leftovers of killed processes are removed.
+    If the export is not complete, the folder gets the file _started.json, which holds the plan. A
+    later call recognizes the folder by it. Temporary files of killed processes are removed.
+
+    Args:
+        output: The folder.
+        plan: The result of `plan_export`.
 
     Returns:
-        The names of the files that are there. They include _export.json only if all are.
+        The names of the files that the folder holds. _export.json is among them only if all files
+        of the plan are.
 
     Raises:
         ValueError: The folder holds other files, or another export.
@@ -183,7 +197,16 @@ def _claim(output: Folder, plan: Mapping[str, Any]) -> set[str]:
 
 
 def _refuse_other_export(output: Folder, marker: str, plan: Mapping[str, Any]) -> None:
-    """Raises ValueError if the plan in the file `marker` of a folder is not the given plan."""
+    """Refuses a folder that holds an export with another plan.
+
+    Args:
+        output: The folder.
+        marker: The file of the folder that holds its plan.
+        plan: The plan that the folder should hold.
+
+    Raises:
+        ValueError: The plans differ.
+    """
     where = output.locate(marker)
     then = read_object(output, marker, "give an empty --output")
     differing = [name for name, value in plan.items() if then.get(name) != value]
@@ -196,16 +219,17 @@ def _refuse_other_export(output: Folder, marker: str, plan: Mapping[str, Any]) -
 def _checked_blocks(
     dataset: Dataset, shard: Shard, plan: Mapping[str, Any], report: Callable[[int], object]
 ) -> Iterator[Block]:
-    """Yields the blocks of a shard that have instances, after checking them.
+    """Checks the blocks of a shard, and yields those that have instances, lazily.
 
     Args:
         dataset: The dataset.
         shard: The shard.
-        plan: What `plan_export` returned.
+        plan: The result of `plan_export`.
         report: Called with the number of instances of each block, for a progress bar.
 
     Raises:
-        ValueError: A block does not fit what the dataset says of itself.
+        ValueError: A block has values that the dataset's settings do not allow, such as too many
+            masked positions.
     """
     most = plan["max_predictions"]
     for number, block in enumerate(read_blocks(dataset, shard, _READ_AT_ONCE)):
@@ -224,13 +248,15 @@ def _checked_blocks(
 def _write_file(
     output: Folder, name: str, blocks: Iterator[Block], plan: Mapping[str, Any]
 ) -> None:
-    """Writes one file of an export into a temporary file, and then stores it whole.
+    """Writes one file of an export.
+
+    It is written as a temporary file of this machine, and copied to the folder when it is complete.
 
     Args:
         output: The folder of the export.
-        name: The file in it.
+        name: The name of the file in the folder.
         blocks: The instances.
-        plan: What `plan_export` returned.
+        plan: The result of `plan_export`.
 
     Raises:
         StorageError: The disk of temporary files is full, or the file cannot be stored.
