@@ -1,5 +1,8 @@
 """Defines the commands of `python -m trainer`.
 
+The function of a command takes the settings of the command. Its second argument, `_remainder`, is
+not used: it would have the words after `--`, which only commands of `python -m pipeline` accept.
+
 Modules that import torch are imported inside of functions, so that `--help` answers at once.
 """
 
@@ -120,10 +123,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def doctor(settings: DoctorSettings, _remainder: object = None) -> int:
-    """Runs `python -m trainer doctor` on this rank, and prints what is wrong with it.
+    """Runs `python -m trainer doctor`, which every rank has to do at the same time.
+
+    Rank 0 prints what was found on all ranks.
 
     Returns:
-        The exit code.
+        The exit code: 0, or 1 on every rank if any rank is not fit for training.
     """
     from trainer.preflight.doctor import examine
 

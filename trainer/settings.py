@@ -10,9 +10,10 @@ from trainer.model.config import BertConfig, ModelSettings, preset
 from trainer.optim.settings import DecayForm, OptimizerSettings, Schedule, WarmupForm
 
 OF_PHASES = ("steps", "global_batch", "peak_lr", "warmup_fraction", "warmup_steps")
-"""Fields of Phase that PretrainSettings has too, with one value for all phases or one for each.
+"""Fields that `Phase` and `PretrainSettings` both have.
 
-On the command line they are shorter than `--phases.0.steps`: `--steps 9000 1000`.
+In `PretrainSettings` they have one value for all phases or one for each. On the command line,
+`--steps 9000 1000` is shorter than flags such as `--phases.0.steps 9000`.
 """
 
 
@@ -452,7 +453,7 @@ def resolve(settings: Settings) -> Settings:
         raise ValueError(
             f"micro_tokens {settings.micro_tokens} cannot hold one instance of {longest} tokens"
         )
-    settings.skipped()  # for its check of every entry
+    settings.skipped()  # raises if an entry is malformed
     _check_training(settings)
     _check_epochs(settings)
     emptied: dict[str, Any] = {name: [] for name in OF_PHASES}
@@ -483,7 +484,7 @@ def _change_phase(settings: PretrainSettings, index: int) -> Phase:
             )
         if values:
             changed[name] = values[index if len(values) > 1 else 0]
-    # Either way to give the warm-up replaces both: a phase may have only one of them.
+    # A phase may have only one of these fields, so a value for one of them clears the other.
     if changed.keys() & {"warmup_fraction", "warmup_steps"}:
         changed = {"warmup_fraction": None, "warmup_steps": None} | changed
     return dataclasses.replace(settings.phases[index], **changed)

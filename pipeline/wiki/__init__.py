@@ -5,7 +5,8 @@ class BadPageError(ValueError):
     """A page cannot be read.
 
     Attributes:
-        reason: The word by which such pages are counted, such as "bad_xml".
+        reason: A word for the fault, such as "bad_xml". Pages that cannot be read are counted by
+            this word.
     """
 
     def __init__(self, reason: str, message: str) -> None:

@@ -56,7 +56,7 @@ zh-classical zh-cn zh-min-nan zh-tw zh-yue zu
 LANGUAGES = frozenset(_CODES.split())
 """Codes of the languages of Wikimedia's wikis.
 
-They are its `langlist`, and the aliases dk, nb, zh-cn and zh-tw.
+They are those of Wikimedia's file `langlist`, and the aliases dk, nb, zh-cn and zh-tw.
 """
 
 

@@ -25,14 +25,14 @@ from pipeline.wiki.inline_templates import show
 from pipeline.wiki.variants import convert
 
 ENTITIES = name2codepoint | {"apos": ord("'")}
-"""The code point of every named character, such as "amp"."""
+"""The code point of every character that has a name in HTML, such as "amp", by the name."""
 LIST_MARK = "\0"
 """A line of this mark is written for every item of an HTML list."""
 _ITEM_MARK = f"\n{LIST_MARK}\n"
 _MAX_DEPTH = 100
 _MAX_SCHEME = 9  # characters
 _MAX_UNICODE = 0x10FFFF
-_MAX_DIGITS = 8  # of the number of a character; more are beyond Unicode
+_MAX_DIGITS = 8  # in an entity such as "&#8211;"; a longer number is beyond Unicode
 
 _DROPPED = """
 references gallery math chem score timeline imagemap syntaxhighlight source graph hiero categorytree
@@ -181,7 +181,7 @@ class _Reader:
     # Writing, and frames
 
     def emit(self, text: str) -> None:
-        """Writes a text."""
+        """Appends a text to what was written, if it is not empty."""
         if text:
             self.pieces.append(text)
 
@@ -347,7 +347,10 @@ class _Reader:
         self.at += 2
 
     def read_pipe(self) -> None:
-        """Ends the title of a link, or closes a table ("|}" at the beginning of a line)."""
+        """Reads a pipe: ends the title of a link, or closes a table ("|}" at the start of a line).
+
+        A pipe that does neither is written as text.
+        """
         ends_table = self.text.startswith("}", self.at + 1)
         table = self.nearest(_Kind.TABLE) if ends_table else -1
         if self.is_in_title():

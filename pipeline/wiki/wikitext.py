@@ -88,11 +88,13 @@ def _make_paragraphs(rendered: str) -> str:
 def _is_hidden(title: str, hidden: Set[str]) -> bool:
     """Returns whether a link is left out of the text.
 
-    Links to files, to categories, and to the same page in another language are left out.
+    A link is left out if its title has a prefix from `hidden`, or has any prefix and ends like the
+    name of a media file, such as ".jpg".
 
     Args:
         title: The title that the link names, such as "File:Map.png" or "de:Berlin".
-        hidden: Prefixes of the titles whose links are left out, as `normalize_prefix` writes them.
+        hidden: The prefixes of files, categories and other languages, in the form that
+            `normalize_prefix` returns.
     """
     prefix, colon, _ = title.partition(":")
     is_media = title.rstrip().lower().endswith(_MEDIA)

@@ -376,7 +376,7 @@ def _find_all_reads(
         index = open_document_index(source.dataset, "train", cache_dir, say)
         for seq_len in lengths:
             phases = run.settings.phases_of(seq_len)
-            # Of a dataset that is being built, opening the stream looks which passes there are.
+            # If a dataset is still being built, opening the stream finds out which passes it has.
             of_length = stream(seq_len) if len(run.made.of_phases(phases)) else None
             found = index.find(np.array(ids, np.uint64), [seq_len])
             num_instances.update((dataset, document) for document in found.document.tolist())

@@ -21,9 +21,9 @@ from trainer.stream.order.state import StreamState, merge_stretches
 from trainer.stream.order.stretches import next_stretches
 
 _WHOLE_SHARD = 1 << 62
-"""A size of blocks with which every shard is one block."""
+"""A block size that is so large that every shard is a single block."""
 _PLANNED_STEPS = 64
-"""Steps that are planned together."""
+"""The number of steps that are planned together."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,8 @@ def _open_stream(run: AskedRun, seq_len: int) -> AskedStream:
     stretches += [stretch for phase, stretch in rollbacks(run.anomalies) if phase in phases]
     state = replace(saved, skipped=merge_stretches(_without_contradicted(stretches, made)))
     if len(made):
-        # The last step may end past positions that do not exist, in a pass that none begins in.
+        # The last step may jump over positions that are skipped, and so end in a pass in which no
+        # step begins. This makes sure that the pass is known as well.
         global_batch = settings.phases[int(made.phase[-1])].global_batch
         passes.next_stretches(state, int(made.position[-1]), global_batch, may_wait=True)
     return AskedStream(run, seq_len, passes, state, made)

@@ -96,7 +96,12 @@ class _Candidate:
 
 
 def _num_epochs(stream: AskedStream, dataset: int) -> int:
-    """Returns how many epochs of a dataset the stream has begun."""
+    """Returns how many epochs of a dataset the steps of a stream have begun to read.
+
+    Args:
+        stream: The stream.
+        dataset: The index of the dataset in the mixture.
+    """
     last = len(stream.made) - 1
     position = int(stream.made.position[last])
     end = next_stretches(stream.order, position, stream.global_batch(last))[-1][1]

@@ -24,8 +24,9 @@ class AskSettings:
         origins: Whether to look up where each document is from. In a corpus of many thousand files,
             looking up the documents of a whole step takes minutes.
         data: Where the run's datasets are now, in the order of the run, if they were moved.
-        cache_dir: Folder on a disk of this machine for what is found out about documents. null
-            means beambert in $XDG_CACHE_HOME, which is ~/.cache by default.
+        cache_dir: Folder on a disk of this machine for the index from documents to instances, which
+            the first question about a document builds. null means beambert in $XDG_CACHE_HOME,
+            which is ~/.cache by default.
         storage_options: Options of the filesystems of the run and of its datasets, as JSON or
             @FILE.
     """

@@ -25,7 +25,10 @@ LEFT_TO_RIGHT = "left-to-right"
 """The value of the setting `objective` with which no token is masked."""
 _AT_ONCE = 8
 _KEPT_BLOCKS = 512
-"""Blocks that stay in memory, because the next step reads on in them: at most some 200 MB."""
+"""The number of blocks that stay in memory, because later steps read further rows of them.
+
+They take at most some 200 MB.
+"""
 
 
 @dataclass(frozen=True)

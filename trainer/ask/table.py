@@ -225,5 +225,5 @@ _FORMATS = {
 }
 """The function that yields the lines of a record, by the record's kind.
 
-Its second argument says whether the record before has the same kind.
+Its second argument says whether the previous record has the same kind.
 """

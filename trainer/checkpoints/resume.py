@@ -289,7 +289,8 @@ def _see_same_folder(run: RunFolder, ranks: Ranks) -> bool:
 def split_step(name: str) -> tuple[str, int | None]:
     """Splits RUN@600 into RUN and 600.
 
-    An @ that is not followed by digits up to the end belongs to RUN, such as one in a URL.
+    An @ counts only if nothing but digits follows it. Any other @, such as one in a URL, is part of
+    RUN.
 
     Args:
         name: The path or URL of a run, with or without a step.

@@ -106,7 +106,7 @@ class CheckpointStore:
         each COMMITTED that is not listed is asked for by its name.
         """
         found = (self.folder / CHECKPOINTS).list()
-        # Unfinished checkpoints are deleted later, so names of other files must not be among them.
+        # The caller may delete the unfinished ones, so names of other files must not be among them.
         names = {name.partition("/")[0] for name in found if is_checkpoint(name.partition("/")[0])}
         newest = self.read_newest() if not self.folder.is_local else None
         listed = {name for name in names if f"{name}/{COMMITTED}" in found}

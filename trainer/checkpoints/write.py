@@ -250,8 +250,8 @@ class CheckpointSaver:
         Training communicates while a checkpoint is saved, and both must not share a group.
         """
         group = torch.distributed.new_group(backend="gloo", timeout=LONGEST_UPLOAD)
-        # The barrier connects the ranks now. Later the launcher may be gone, and with it the
-        # addresses of the ranks.
+        # Ranks connect to one another in their first collective, which this barrier is. Later the
+        # launcher may be gone, and with it the addresses of the ranks.
         torch.distributed.barrier(group=group)
         self.ranks = dataclasses.replace(self.ranks, counts_group=group)
 

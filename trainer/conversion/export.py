@@ -81,9 +81,10 @@ def model_files(
     provenance: Mapping[str, Any],
     head: Head | None = None,
 ) -> dict[str, bytes]:
-    """Returns the contents of the files of an export by file name, config.json last.
+    """Returns the contents of the files of an export by their names.
 
-    The others are the weights in float32, the files of the tokenizer, and the model's card.
+    The files are the weights in float32, the files of the tokenizer, the model card and, as the
+    last entry, config.json.
 
     Args:
         state: All parameters of a `BertForPreTraining`, or of a `BertForTask` with the head.

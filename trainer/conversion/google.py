@@ -37,7 +37,7 @@ FOOTER_BYTES = 48
 TRAILER_BYTES = 5
 """The end of a block: a byte that names its compression, and four bytes of crc32c."""
 DTYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 19: "<f2"}
-"""numpy's name of the data types that can be read, by TensorFlow's number."""
+"""The data types that can be read: from TensorFlow's number of each to numpy's name."""
 # Numbers of the fields of a BundleEntryProto.
 _DTYPE, _SHAPE, _SHARD, _OFFSET, _SIZE, _CRC, _SLICES = range(1, 8)
 

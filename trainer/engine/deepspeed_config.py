@@ -10,7 +10,10 @@ the embeddings, travels when the backward pass is over.
 """
 
 MOST_ON_THE_WAY = 2
-"""The most buckets that are sent at once. A rank frees the sums of a bucket when it has arrived."""
+"""The most buckets that are on the way between ranks at the same time.
+
+A rank keeps the memory of the sums that it sends until the bucket has arrived.
+"""
 
 LARGEST_BUCKET = 2**25
 """The most elements that DeepSpeed reduces at once by default under ZeRO-3: 128 MiB in fp32.
@@ -40,8 +43,9 @@ def deepspeed_config(chosen: dict[str, Any], zero_stage: int, precision: str) ->
         )
     zero = {**chosen.get("zero_optimization", {}), "stage": zero_stage}
     if zero_stage in (1, 2):
-        # Both are DeepSpeed's stage 2, of which only the partition is used. Gradients are sent by
-        # trainer/engine/gradients.py, and our optimizer computes their norm and skips bad steps.
+        # For ZeRO-1 and 2 alike, DeepSpeed is set to its stage 2, of which only the partitioning is
+        # used. trainer/engine/gradients.py sends the gradients, and our optimizer computes their
+        # norm and skips bad steps.
         zero.update(stage=2, overlap_comm=False, contiguous_gradients=False)
         zero["compute_grad_norm"] = False
     if zero_stage == 3:
@@ -54,10 +58,11 @@ def deepspeed_config(chosen: dict[str, Any], zero_stage: int, precision: str) ->
         "bf16": {"enabled": precision == "bf16", "check_grad_overflow": zero_stage == 3},
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
-        # The timer would wait for the device before every forward pass.
+        # DeepSpeed's timer of throughput would wait for the device before every forward pass.
         "timers": {"throughput": {"enabled": False}},
-        # train_step decides when a step ends and what the loss is divided by, and the optimizer
-        # clips. DeepSpeed demands values for these keys; the ones given switch its own parts off.
+        # `train_step` decides when a step ends and what the loss is divided by, and our optimizer
+        # clips gradients. DeepSpeed demands values for these keys. With the values below it does
+        # none of this itself.
         "managed_gradient_accumulation": False,
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
@@ -66,10 +71,11 @@ def deepspeed_config(chosen: dict[str, Any], zero_stage: int, precision: str) ->
 
 
 def bucket_elements(num_parameters: int, largest_tensor: int) -> int:
-    """Returns how many elements DeepSpeed reduces at once by default under ZeRO-3, an even number.
+    """Returns the default size, in elements, of the buckets that DeepSpeed reduces under ZeRO-3.
 
-    A bucket holds all elements of a small model, at most `LARGEST_BUCKET` of a larger one, but
-    always the largest tensor.
+    A bucket is as large as a small model, or has `LARGEST_BUCKET` elements if the model has more.
+    If the largest tensor is even larger, the bucket has its size. Sizes are rounded up to an even
+    number.
 
     Args:
         num_parameters: The number of elements that are trained.

@@ -143,7 +143,7 @@ def settings_of_file(
         name = statement.setting
         if _flags_of(name) & flags.keys():
             continue
-        # A --config file may give a setting for all phases at once: then there is one to compare.
+        # If a --config file gives the setting once for all phases, only that value is compared.
         is_per_phase = name in _PHASE_SETTINGS and name not in in_files
         for index, prefix in enumerate(prefixes if is_per_phase else [""]):
             value = statement.value
@@ -151,7 +151,8 @@ def settings_of_file(
                 peak = _peak_lr(index, filled, in_files, flags)
                 if peak is None:  # the phase has no peak_lr, which is refused later
                     continue
-                # Phase checks the two against each other before --peak_lr is written into it.
+                # `Phase` checks this value against its peak_lr even before the flag --peak_lr is
+                # applied, so the phase has to have the right peak_lr from the beginning.
                 filled[f"{prefix}peak_lr"] = Given(peak, "")
                 value *= peak
             target = f"{prefix}{name}"

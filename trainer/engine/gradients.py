@@ -1,24 +1,27 @@
 """Sums gradients over micro-batches and ranks, and sends them while the backward pass still runs.
 
-What a step sends. With N parameters, of which each rank updates its part under ZeRO-1 and 2:
+What a step sends: under ZeRO-1 and 2 each rank updates its own part of the parameters. So a step
+sends these bytes for each parameter of the model:
 
-    gradients, fp32    4 bytes a parameter, reduce-scattered: a rank gets the sums of its part
-    weights            2 bytes a parameter in bf16, 4 in fp32, gathered from the ranks that own them
-    together           6 bytes a parameter in bf16, 8 in fp32
+    gradients, fp32    4, reduce-scattered: each rank gets the sums of its part
+    weights            2 in bf16, 4 in fp32, gathered from the ranks that have updated them
+    together           6 in bf16, 8 in fp32
 
 On W ranks, a ring sends (W - 1) / W of these bytes from each rank to the next. Without ZeRO, the
-gradients are all-reduced: 4 bytes a parameter twice, once to add up and once to hand out. These
-bytes do not depend on the number of micro-batches, because a rank first adds up its own gradients.
+gradients are all-reduced, which sends 4 bytes for each parameter twice: once to add them up, and
+once to hand out the sums. These bytes do not depend on the number of micro-batches, because a rank
+first adds up its own gradients.
 
-When it is sent. Parameters are cut into buckets, in the order in which a backward pass computes
-their gradients, which is the reverse of the model's. A hook on each parameter adds its gradient to
-the sums of its bucket. In the last backward pass of a step, a bucket is sent as soon as all its
-gradients are there, and travels while the gradients of earlier layers are computed. All ranks send
-the buckets in one order: a rank that has computed a later bucket first keeps it back.
+When gradients are sent: parameters are divided among buckets, in the order in which a backward pass
+computes their gradients, which is the reverse of the model's order. A hook on each parameter adds
+its gradient to the sums of its bucket. In the last backward pass of a step, a bucket is sent as
+soon as it has all its gradients, and travels while the gradients of earlier layers are computed.
+All ranks send the buckets in the same order. A rank that has completed a later bucket first keeps
+it back.
 
-Who owns what. DeepSpeed cuts each bucket into one equal piece per rank, because each bucket is a
-group of parameters of the optimizer. So every rank is sent a part of every bucket, and no bucket
-has to wait for a certain rank.
+Which rank updates what: each bucket is a group of parameters of the optimizer, and DeepSpeed cuts
+each group into equal pieces, one per rank. So every rank gets a piece of every bucket, and no
+bucket has to wait for a certain rank.
 
 ZeRO-3 sums and sends gradients by DeepSpeed's own hooks, in every backward pass.
 """
@@ -167,7 +170,8 @@ class GradientSums:
                 hook.remove()
             # DeepSpeed's method calls the optimizer once per group, but clipping sees all groups.
             zero.step = self._update_partitions
-            zero.finalize_gradient_accumulation_boundary = lambda: None  # it has no gradients
+            # DeepSpeed has no gradients that it could finalize.
+            zero.finalize_gradient_accumulation_boundary = lambda: None
 
     def backward(self, loss: Tensor, is_last: bool) -> None:
         """Adds the gradient of a loss to the gradient of the step, as `Gradients` says."""

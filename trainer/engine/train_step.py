@@ -253,8 +253,9 @@ def seed_dropout(seed: int, phase: int, step: int, rank: int) -> None:
 
 
 def grad_norm(engine: Any, optimizer: ShardedOptimizer) -> float:
-    """Returns the L2 norm of the whole last gradient before clipping, the same on every rank.
+    """Returns the L2 norm of the last step's gradient before clipping; the same on every rank.
 
-    It is infinite if DeepSpeed found the gradient to overflow, and then took no step.
+    The norm is infinite if DeepSpeed has found an overflow in the gradient. DeepSpeed then has not
+    updated the weights.
     """
     return math.inf if getattr(engine.optimizer, "overflow", False) else optimizer.grad_norm

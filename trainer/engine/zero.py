@@ -60,11 +60,11 @@ def start_engine(
 
         model.to(ranks.device)
         size = zero.get("reduce_bucket_size", BUCKET_ELEMENTS)
-        if zero["stage"] == 2:  # which stands for ZeRO-1 too
+        if zero["stage"] == 2:  # `deepspeed_config` sets it for ZeRO-1 as well
             optimizer.regroup(cut_buckets(optimizer.parameters, optimizer.bucket_elements or size))
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 
-    if is_zero3(engine):  # it puts the partition into the optimizer's groups during a step only
+    if is_zero3(engine):  # DeepSpeed puts partitions into the optimizer's groups only during a step
         optimizer.adopt(engine.optimizer.fp32_partitioned_groups_flat)
         engine.gradients = Zero3Gradients(engine)
     elif optimizer.is_partitioned:
