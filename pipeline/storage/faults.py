@@ -200,7 +200,15 @@ class _Patience:
         return pause
 
     def _is_last(self, error: Exception, now: float) -> bool:
-        """Returns whether no other attempt follows this failure."""
+        """Returns whether the request is given up after a failure that is no refusal.
+
+        It is if the attempts or the time are used up, or if the error is final. An error about an
+        unknown host name is final unless the store has answered before.
+
+        Args:
+            error: The failure.
+            now: The time of the failure, in seconds of a monotonic clock.
+        """
         is_spent = self._failures == self._attempts or now - self._began > MOST_SECONDS
         is_unknown = not self._has_answered and is_unresolved(error)
         return is_spent or is_unknown or is_final(error)

@@ -176,7 +176,10 @@ def _split_before_digits(sentence: str) -> list[str]:
 def _cut_sentences(
     sentences: Iterable[str], max_characters: int, keeps_words: bool = False
 ) -> list[str]:
-    """Returns the sentences, with longer ones than `max_characters` cut."""
+    """Returns the sentences in order, with pieces (`_cut_sentence`) in place of the long ones.
+
+    A sentence is long if it has more than `max_characters`.
+    """
     cut: list[str] = []
     for sentence in sentences:
         is_short = len(sentence) <= max_characters

@@ -145,7 +145,12 @@ def num_prefixes(cleaned_bytes: int) -> int:
 
 
 def prefix_of(document_id: bytes, num: int = 1 << PREFIX_BITS) -> int:
-    """Returns the prefix of an id: its first bits, as a number below `num`, a power of two."""
+    """Returns the prefix of an id: the number that its first bits make.
+
+    Args:
+        document_id: The id, 16 bytes.
+        num: How many prefixes there are, a power of two. The prefix is a number below it.
+    """
     return split_id(document_id)[0] * num >> 64
 
 

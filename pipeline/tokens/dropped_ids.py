@@ -26,7 +26,12 @@ DROPPED_DTYPE = np.dtype([("high", "<u8"), ("low", "<u8"), ("reason", "u1")])
 
 
 def read_dropped_ids(folder: Folder, first_id: bytes, last_id: bytes) -> frozenset[bytes]:
-    """Returns the ids in dropped.ids from first_id to last_id, inclusive.
+    """Reads the ids in dropped.ids that are in a range of ids.
+
+    Args:
+        folder: The folder of token parts.
+        first_id: The first id of the range, 16 bytes.
+        last_id: The last id of the range, inclusive.
 
     Raises:
         ValueError: The file is missing or damaged.

@@ -128,9 +128,14 @@ def _parse_bounds(head: bytes, where: str) -> npt.NDArray[np.int64]:
 
 
 def read_rows(folder: Folder, name: str, dtype: np.dtype[Any], first: int, last: int) -> Rows:
-    """Returns rows `first` to `last` - 1 of a file, by one request.
+    """Reads consecutive rows of a grouped file by one request.
 
-    If the range is empty, nothing is read.
+    Args:
+        folder: The folder of the file.
+        name: The name of the file.
+        dtype: The type of a row.
+        first: The number of the first row.
+        last: One past the number of the last row. If it equals `first`, nothing is read.
 
     Raises:
         ValueError: The file is missing, or ends before these rows.
@@ -144,7 +149,14 @@ def read_rows(folder: Folder, name: str, dtype: np.dtype[Any], first: int, last:
 
 
 def read_groups(folder: Folder, name: str, dtype: np.dtype[Any], first: int, last: int) -> Rows:
-    """Returns all rows of the groups `first` to `last`, inclusive.
+    """Reads all rows of consecutive groups of a grouped file, by two requests.
+
+    Args:
+        folder: The folder of the file.
+        name: The name of the file.
+        dtype: The type of a row.
+        first: The number of the first group, 0 to 255.
+        last: The number of the last group, inclusive.
 
     Raises:
         ValueError: The file is missing, cut or damaged.

@@ -175,7 +175,14 @@ def ids_of_text(dataset: Dataset, text: str, where: str) -> set[str]:
 def _ids_of_sections(
     cleaned: DocumentList[Document], languages: Sequence[str], *, keeps_words: bool
 ) -> Iterator[str]:
-    """Yields the ids of a document, or of its sections if it is cut, for each language."""
+    """Yields the ids that a document has if it is split by the rules of some languages.
+
+    Args:
+        cleaned: A list with the cleaned document.
+        languages: Codes of the languages, whose ids follow each other. A document that is not cut
+            has the same id for all of them.
+        keeps_words: Whether words stay as they are (`WordRule.keeps_words`).
+    """
     for language in languages:
         split = split_documents(cleaned, [language], keeps_words=keeps_words)
         yield from (document.id.hex() for document in split.documents)

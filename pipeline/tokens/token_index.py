@@ -375,7 +375,14 @@ def _ranges_of_parts(
 def _read_documents(
     tokens: TokenParts, part: str, start: int, stop: int
 ) -> Iterable[TokenizedDocument]:
-    """Reads the documents in bytes start to stop - 1 of a part's tokens, by one request."""
+    """Reads documents of a part by one request.
+
+    Args:
+        tokens: The token parts.
+        part: The name of the part.
+        start: The offset in the part's `.tokens` file at which the first document begins.
+        stop: The offset at which the last document ends.
+    """
     name = f"{part}.tokens"
     data = read_tokens(tokens.folder, name, start, stop)
     return unpack_documents(data, tokens.token_dtype, tokens.folder.locate(name))

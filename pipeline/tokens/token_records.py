@@ -94,7 +94,14 @@ def record_stem(record: str) -> str:
 
 
 def read_records(folder: Folder, records: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the content of records, in the order of their names.
+    """Reads records.
+
+    Args:
+        folder: The folder of records.
+        records: The names of the records, in any order.
+
+    Returns:
+        The contents of the records, sorted by the names of the records.
 
     Raises:
         FileNotFoundError: A record is missing.

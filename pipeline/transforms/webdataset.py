@@ -544,7 +544,12 @@ def _open_row(written: tuple[Any, ...], expected: Tally) -> dict[str, Any]:
 
 
 def _find_own_temporaries(rule: ShardRule, names: Iterable[str]) -> list[str]:
-    """Returns the temporary files that a killed pipeline with this dataset's name has left."""
+    """Chooses the temporary files of this dataset that a killed pipeline left in the folder.
+
+    Args:
+        rule: Says which names the files of this dataset have.
+        names: Names of all files in the folder.
+    """
     begun = ((name, name.partition(TEMPORARY_MARK)[0][1:]) for name in find_temporaries(names))
     return [name for name, target in begun if rule.is_own(target)]
 
