@@ -200,6 +200,14 @@ def _split(line: str, separator: str | None) -> list[str]:
 def _find_row_format(lines: Sequence[str], path: str, columns: Columns) -> _RowFormat:
     """Finds out how the lines of a file are divided into columns.
 
+    If any line has a tab, tabs separate the columns of all lines. Otherwise spaces do. Lines that
+    begin with "#" are not looked at.
+
+    Args:
+        lines: All lines of the file.
+        path: Path or URL of the file, for messages.
+        columns: The columns that are to be read.
+
     Raises:
         ValueError: The file has no sentence, or lacks a column that is to be read.
     """

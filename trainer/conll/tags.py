@@ -100,7 +100,12 @@ def find_scheme(sentences: Sequence[TaggedSentence]) -> Scheme:
 
 
 def label_names(types: Iterable[str], scheme: Scheme) -> tuple[str, ...]:
-    """Returns every tag that entities of these types can have in a scheme, "O" first."""
+    """Returns every tag that a scheme has for some types of entities, "O" first.
+
+    Args:
+        types: The types, such as "PER".
+        scheme: The scheme.
+    """
     prefixes = "BIES" if scheme == "bioes" else "BI"
     return (OUTSIDE, *(f"{prefix}-{name}" for name in sorted(set(types)) for prefix in prefixes))
 

@@ -154,8 +154,12 @@ def load_hf(folder: str) -> tuple[BertConfig, dict[str, Tensor], Head | None]:
 def read_json(folder: str, name: str) -> dict[str, Any]:
     """Returns the JSON object in a file of a model folder.
 
+    Args:
+        folder: A local folder or an fsspec URL.
+        name: The name of the file, such as "config.json".
+
     Raises:
-        FileNotFoundError: The file is not there; the message lists the files that are.
+        FileNotFoundError: There is no such file. The message lists the files that are there.
         ValueError: The file is not a JSON object.
     """
     return parse_settings(_read_file(folder, name), f"{folder}/{name}")
@@ -163,6 +167,10 @@ def read_json(folder: str, name: str) -> dict[str, Any]:
 
 def parse_settings(data: bytes, where: str) -> dict[str, Any]:
     """Returns the JSON object in a file of a model.
+
+    Args:
+        data: The content of the file.
+        where: The path or URL of the file, for messages.
 
     Raises:
         ValueError: The file is not a JSON object; the message names the file.
@@ -203,8 +211,12 @@ def write_export(files: Mapping[str, bytes], folder: str) -> None:
 def _read_file(folder: str, name: str) -> bytes:
     """Returns the content of a file in a model folder.
 
+    Args:
+        folder: A local folder or an fsspec URL.
+        name: The name of the file.
+
     Raises:
-        FileNotFoundError: The file is not there; the message lists the files that are.
+        FileNotFoundError: There is no such file. The message lists the files that are there.
     """
     files = Folder(folder)
     names = files.list()

@@ -279,6 +279,11 @@ def from_hf_config(settings: Mapping[str, Any], where: str) -> BertConfig:
 def head_of_hf_config(settings: Mapping[str, Any], where: str) -> Head | None:
     """Returns the head that config.json names, or None for a model that is only pretrained.
 
+    Args:
+        settings: The content of config.json, whose key "architectures" names the class of the model
+            in transformers.
+        where: The file, for messages.
+
     Raises:
         ValueError: Heads of this kind are not supported, or the head's settings are malformed.
     """
@@ -312,6 +317,10 @@ def _labels_of(settings: Mapping[str, Any], where: str) -> tuple[str, ...]:
     """Returns the names of the classes between which a head chooses, in the order of their ids.
 
     As in transformers, a model without id2label has the classes LABEL_0 and LABEL_1.
+
+    Args:
+        settings: The content of config.json.
+        where: The file, for messages.
 
     Raises:
         ValueError: id2label is malformed.

@@ -205,7 +205,12 @@ def _section(title: str, head: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> list[str]:
-    """Returns the lines of a table in Markdown, and an empty line."""
+    """Returns the lines of a table in Markdown, followed by an empty line.
+
+    Args:
+        head: The names of the columns.
+        rows: The rows. None is shown as an empty cell.
+    """
     shown = (
         ["" if cell is None else str(cell).replace("|", "\\|").replace("\n", " ") for cell in row]
         for row in rows

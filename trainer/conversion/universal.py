@@ -98,7 +98,11 @@ def load_universal(folder: str) -> tuple[BertConfig, dict[str, Tensor]]:
 
 
 def _read_parameter(data: bytes, file: str) -> Tensor:
-    """Returns the parameter in the bytes of a file fp32.pt.
+    """Returns the parameter in a file fp32.pt, which is read without running code from it.
+
+    Args:
+        data: The content of the file.
+        file: The path or URL of the file, for messages.
 
     Raises:
         ValueError: The file is damaged or holds no parameter.

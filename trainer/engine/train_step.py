@@ -64,9 +64,10 @@ def agree_on_step(
     drawn: Sequence[tuple[int, int]] = (),
     elapsed_seconds: float = 0.0,
 ) -> StepCounts:
-    """Returns the counts of a step over all ranks; every rank has to call it.
+    """Exchanges the counts of a step with the other ranks, and waits for the result.
 
-    The arguments are those of `begin_to_agree`.
+    Every rank has to call it. The arguments are those of `begin_to_agree`, which does the same
+    without waiting.
     """
     agree = begin_to_agree(ranks, micro_batches, wait_seconds, must_stop, drawn, elapsed_seconds)
     return agree()
