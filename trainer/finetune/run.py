@@ -88,8 +88,8 @@ def predict(settings: PredictSettings, _remainder: object = None) -> None:
 def finetune_on(ranks: Ranks, settings: FinetuneSettings) -> None:
     """Does the work of `finetune` on ranks that have already joined a process group.
 
-    It may be called several times in one process. If preparing or reading files fails on one rank,
-    all ranks raise an error.
+    It may be called several times in one process. If one rank finds a fault in the settings, the
+    files or the output folder, all ranks raise an error.
 
     Raises:
         ValueError: A setting, a file or the model does not fit the task.
@@ -255,7 +255,13 @@ def _in_order(recipes: Sequence[Recipe], finished: Mapping[str, results.Run]) ->
 
 
 def _write_results(prepared: Prepared, runs: Sequence[results.Run], ranks: Ranks) -> None:
-    """Writes OUTPUT/results.json and prints a table of the search."""
+    """Writes OUTPUT/results.json and prints a table of the search.
+
+    Args:
+        prepared: The settings, the task and the files.
+        runs: All finished runs, in the order of the recipes.
+        ranks: The ranks; rank 0 writes and prints.
+    """
     output = Path(prepared.settings.output)
     content = results.make_results(prepared, runs)
     if ranks.rank == 0:

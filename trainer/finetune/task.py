@@ -81,7 +81,11 @@ class EncodedSet(NamedTuple):
 
 @runtime_checkable
 class OwnModel(Protocol):
-    """Further methods of a task that trains a model of its own instead of BERT with a head."""
+    """Further methods of a task that trains another model than BERT with a head.
+
+    A task that has these methods counts as an `OwnModel`. Its model is made by `build_model`, and
+    only `finetune` can predict with it, because `predict` opens BERT models alone.
+    """
 
     def build_model(self, head: Any, seed: int) -> Any:
         """Returns an untrained model with random weights drawn from the seed.

@@ -55,13 +55,17 @@ class Peer(NamedTuple):
 
 
 class Watchdog:
-    """The watchdog of one rank, with two threads: one answers other ranks, one watches the time."""
+    """Watches one rank, and ends its process if it makes no progress.
+
+    It has two threads: one answers the watchdogs of other ranks, and one watches the time since the
+    last call of `beat`.
+    """
 
     def __init__(self, limit_seconds: float, folder: Path, ranks: Ranks) -> None:
         """Exchanges addresses with the other ranks and starts to watch; all ranks have to call it.
 
         Args:
-            limit_seconds: The longest time between two beats; 0 watches nothing.
+            limit_seconds: The longest time between two calls of `beat`; 0 watches nothing.
             folder: The folder for stacks and the report.
             ranks: This process and the others of the run.
         """
@@ -102,9 +106,10 @@ class Watchdog:
             self._listener.close()
 
     def _watch(self) -> None:
-        """Waits until the rank is late, then leaves its stacks and ends the process.
+        """Waits until no `beat` has come in time, writes the stacks and ends the process.
 
-        The first rank that still answers reports to the user.
+        If no rank before this one answers, this one reports which ranks are at fault. Otherwise an
+        earlier rank reports, and this one waits long enough to answer it.
         """
         while time.monotonic() < self._deadline:
             if self._closed.wait(min(1.0, self._limit / 10)):

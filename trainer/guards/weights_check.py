@@ -54,10 +54,10 @@ class WeightsCheck:
             optimizer.register_step_post_hook(self._after_step)
 
     def forget(self) -> None:
-        """Forgets the checksum of the last update.
+        """Drops the checksum of the last update, so that the next check does not compare with it.
 
-        Call it before anything other than an update changes the tensors that this rank updates,
-        such as a new phase that resets the optimizer.
+        Call this method before anything other than an update changes the tensors that this rank
+        updates, such as a new phase that resets the optimizer.
         """
         self._left = None
 
@@ -93,7 +93,7 @@ class WeightsCheck:
             self.check()
 
     def _after_step(self, *_: object) -> None:
-        """Remembers the checksum of this rank's updated tensors if the next update is checked."""
+        """Keeps the checksum of the tensors that this rank updates, if the next step is checked."""
         self._left = self._checksum() if (self._calls + 1) % self._interval == 0 else None
 
     def _checksum(self) -> int:

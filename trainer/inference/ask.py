@@ -125,7 +125,13 @@ def format_candidates(filled: Mapping[str, list[list[Candidate]]], tokens_seen: 
 
 
 def _check_length(what: str, size: int, opened: OpenedModel) -> None:
-    """Raises ValueError if a text has more tokens than the model reads; `what` names the text."""
+    """Raises ValueError if a text has more tokens than the model reads.
+
+    Args:
+        what: What the message calls the text.
+        size: The number of tokens of the text, with [CLS] and [SEP].
+        opened: The model.
+    """
     limit = opened.config.max_position_embeddings
     if size > limit:
         says = f"has {size} tokens with [CLS] and [SEP], the model reads {limit}; shorten it"

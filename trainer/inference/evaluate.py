@@ -34,8 +34,9 @@ def evaluate(
     """Measures a model on one split of a dataset, as a run's validation does.
 
     A built dataset has several passes, each with other masks and sentence pairs. The model reads
-    the instances of the first pass once, in fp32 and without dropout. A model that was trained left
-    to right predicts every token. A masked language model predicts only the masked tokens.
+    the instances of the first pass once, in fp32 and without dropout. A masked language model
+    predicts the masked tokens. A model that was trained left to right predicts every token of the
+    unmasked text from the tokens before it.
 
     Args:
         opened: The model, from `open_model`.
@@ -49,9 +50,9 @@ def evaluate(
     Returns:
         Numbers by name: "mlm_loss" and "unigram_entropy" (the loss of a guess by frequency alone)
         in nats, "mlm_accuracy", "perplexity", "instances" and "masked" (the number of predicted
-        tokens). A model with a next-sentence head also has "nsp_loss", "nsp_accuracy" and
-        "nsp_majority_share" (the accuracy of always giving the more frequent answer). "loss" is the
-        sum of both losses.
+        tokens). "nsp_loss", "nsp_accuracy" and "nsp_majority_share" (the accuracy of always giving
+        the more frequent answer) are there if the model has a next-sentence head and was trained
+        with this task. "loss" is the sum of both losses, or "mlm_loss" alone.
 
     Raises:
         ValueError: The dataset has another vocabulary or not this length, the model reads fewer
@@ -101,7 +102,8 @@ class _Sums:
     """Sums over all instances of an evaluation.
 
     Attributes:
-        losses: The sums that `trainer.runs.metrics.loss_columns` takes.
+        losses: Sums of losses and of right predictions, by the names of the fields of
+            `trainer.model.bert.PretrainingSums`.
         masked: The number of predicted tokens.
         num_random: The number of instances whose second segment is random.
         token_counts: int64 [V], how often each token of the vocabulary occurs in the text.
@@ -116,7 +118,15 @@ class _Sums:
 def _sum_batches(
     opened: OpenedModel, batches: Iterable[MicroBatch], dataset: Dataset, device: torch.device
 ) -> _Sums:
-    """Runs the model on all batches, and adds up losses and counts. Shows a progress bar."""
+    """Runs the model on all batches, and adds up losses and counts. It shows a progress bar.
+
+    Args:
+        opened: The model.
+        batches: Micro-batches of masked instances, as the dataset has them. For a left-to-right
+            model they are changed so that every token is predicted.
+        dataset: The dataset, whose vocabulary gives the size of the counts.
+        device: The device that the model runs on.
+    """
     model = opened.build(device)
     objective = LEFT_TO_RIGHT if opened.config.is_causal else WITH_NSP
     losses = zero_sums(torch.device("cpu"))
@@ -135,7 +145,10 @@ def _sum_batches(
 def choose_lengths(
     opened: OpenedModel, dataset: Dataset, split: str, seq_len: int | None
 ) -> list[int]:
-    """Returns the lengths of instances to evaluate: `seq_len`, or all that the model can read.
+    """Returns the lengths of instances to evaluate, in tokens, shortest first.
+
+    They are `seq_len` alone if it is given, and otherwise all lengths of the split that the model
+    can read.
 
     Args:
         opened: The model.

@@ -34,12 +34,13 @@ def evaluate_pairs(
 ) -> PairAccuracies:
     """Measures how often a model scores the acceptable sentence of a minimal pair higher.
 
-    It computes in fp32 and without dropout.
+    The model runs in fp32 and without dropout.
 
     Args:
         opened: A masked model, or one that was trained left to right, from `open_model`.
         pair_set: The pairs, from `read_pairs`.
-        pll: How a masked model scores a sentence (trainer/minimal_pairs/score.py).
+        pll: Which tokens a masked model does not see while it predicts a token: that token alone
+            ("original"), or also the later tokens of its word ("word-l2r").
         micro_tokens: The most tokens of a forward pass. It bounds memory and changes no result.
         device: The device that the model runs on; None means the CPU.
 
@@ -99,7 +100,12 @@ def score_pairs(
 
 
 def _watched(encoded: EncodedPairs, micro_tokens: int) -> Iterator[ScoreBatch]:
-    """Yields all batches; shows a progress bar that counts the tokens read."""
+    """Yields all batches, lazily, and shows a progress bar that counts the tokens read.
+
+    Args:
+        encoded: The pairs.
+        micro_tokens: The most tokens of a batch.
+    """
     with tqdm(total=encoded.num_read, unit="token", unit_scale=True, disable=None) as bar:
         for group, rows in cut_batches(encoded, micro_tokens):
             batch = make_batch(group, rows, encoded.mask_id)

@@ -74,7 +74,10 @@ class PairAccuracies:
 
     @property
     def coarsest(self) -> list[Accuracy]:
-        """Returns the groups of the first column. Without columns, all pairs are one group."""
+        """Returns the accuracies of the groups of the first column.
+
+        If there are no columns, all pairs form one group.
+        """
         return [group for group in self.groups if len(group.group) == 1] or [self.total]
 
     @property

@@ -1,8 +1,8 @@
 """Computes self-attention over packed sequences, by one of two back ends.
 
-"padded" is torch's scaled_dot_product_attention, on any device. "flash" is the kernel under torch's
-varlen_attn, for fp16 and bf16 on CUDA of capability 8.0 or later. "auto" is flash if it can run,
-and padded otherwise.
+"padded" is torch's scaled_dot_product_attention, which runs on any device. "flash" is the kernel
+that torch's varlen_attn calls, for fp16 and bf16 on CUDA GPUs of capability 8.0 or later. "auto"
+chooses flash if it can run, and otherwise padded.
 
 B sequences, T packed tokens, S length, A heads, D head size, P positions of the padded buffer.
 """
@@ -23,7 +23,9 @@ def attention(
     backend: str,
     is_causal: bool = False,
 ) -> Tensor:
-    """Returns softmax(q k / sqrt(D)) v [T, A, D]; a token sees only tokens of its own sequence.
+    """Computes softmax(q k / sqrt(D)) v in each sequence and head.
+
+    A token attends only to tokens of its own sequence. The result is [T, A, D].
 
     Args:
         q_TAD: Queries.

@@ -22,13 +22,14 @@ With lengths uniform in 10..512 this takes a third of the time of padding all ro
 
 
 class PaddedGroup(NamedTuple):
-    """Rows of one padded length, which are neighbours in the padded buffer.
+    """Padded rows of one length. They follow each other in the buffer of all rows.
 
     Attributes:
-        start: Where the first row begins in the buffer.
+        start: The position in the buffer at which the first row begins.
         num_rows: Number of rows.
         row_length: Length of every row, padding included.
-        key_mask: False at padding, bool [num_rows, 1, 1, row_length]; None if there is no padding.
+        key_mask: True at tokens and False at padding, bool [num_rows, 1, 1, row_length]; None if
+            no row has padding.
     """
 
     start: int
@@ -38,12 +39,15 @@ class PaddedGroup(NamedTuple):
 
 
 class PaddedLayout(NamedTuple):
-    """Where packed tokens are in a flat buffer of padded rows, with shorter rows first.
+    """Where each packed token goes in a flat buffer of padded rows.
+
+    Each sequence is one row. Rows of the same padded length form a group, and groups of shorter
+    rows come first.
 
     Attributes:
         positions: Position of each token in the buffer, int64 [T].
         num_positions: The size P of the buffer.
-        groups: The rows, in groups of one length.
+        groups: The groups of rows, in the order of the buffer.
     """
 
     positions: Tensor
@@ -60,8 +64,9 @@ class PackedInputs:
     Attributes:
         input_ids: Token ids, integers [T].
         token_type_ids: 0 in [CLS] A [SEP] and 1 in B [SEP], integers [T].
-        position_ids: Place of each token in its sequence, integers [T].
-        cu_seqlens: Where each sequence begins, and where the last one ends, int32 [B+1].
+        position_ids: Index of each token in its sequence, integers [T].
+        cu_seqlens: The index of the first token of each sequence, and last the number T, int32
+            [B+1].
         max_seqlen: Number of tokens of the longest sequence, or any larger number.
     """
 
@@ -73,18 +78,22 @@ class PackedInputs:
 
     @cached_property
     def padded(self) -> PaddedLayout:
-        """The layout as padded rows, computed when the first layer asks for it."""
+        """Where these tokens go in padded rows.
+
+        It is computed once, when the first layer asks for it, and then kept.
+        """
         return padded_layout(self.cu_seqlens)
 
 
 def padded_layout(cu_seqlens: Tensor, row_step: int = ROW_STEP) -> PaddedLayout:
-    """Returns the layout of sequences as padded rows, grouped by length.
+    """Plans how packed sequences are laid out as padded rows.
 
-    On a GPU the host has to wait for `cu_seqlens` once.
+    If `cu_seqlens` is on a GPU, the host waits until it is copied.
 
     Args:
-        cu_seqlens: Where each sequence begins, and where the last one ends, [B+1].
-        row_step: Rows are padded to a multiple of this, but not beyond the longest sequence.
+        cu_seqlens: `PackedInputs.cu_seqlens`.
+        row_step: The length of a row is that of its sequence, rounded up to a multiple of this
+            number, but at most that of the longest sequence.
     """
     device = cu_seqlens.device
     starts_B1 = cu_seqlens.cpu().long()

@@ -73,7 +73,8 @@ class BiLstmTagger(nn.Module):
         needs a backward pass.
 
         Args:
-            inputs: The sentences; `input_ids` are row numbers of the store.
+            inputs: The sentences. `input_ids` are not ids of tokens but the row number of each
+                word's vector in the store.
         """
         weight = self.task_head.weight
         if not len(inputs.input_ids):

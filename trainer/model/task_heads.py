@@ -37,9 +37,11 @@ class Head:
     """A head of fine-tuning.
 
     Attributes:
-        kind: What the head predicts, as in the table above.
-        labels: Names of the classes, if it predicts classes.
-        dropout: Dropout before the head; None takes that of the encoder.
+        kind: What the head predicts: a kind in the table at the top of this module.
+        labels: Names of the classes, in the order of the logits; empty if the head predicts no
+            classes.
+        dropout: Dropout before the head, except that a span has none. None takes the
+            `hidden_dropout` of the encoder, or 0.1 in a `BiLstmTagger`.
     """
 
     kind: HeadKind
@@ -53,12 +55,19 @@ class Head:
 
     @property
     def reads_pooled(self) -> bool:
-        """Whether the head reads the pooled first token, and not every token."""
+        """Whether the head reads the output of the pooler, one vector per sequence.
+
+        The pooler reads the first token, or the last one in a left-to-right model. Other heads read
+        the hidden state of every token.
+        """
         return self.kind in _POOLED
 
 
 class BertForTask(nn.Module):
-    """BERT with one head over packed tokens; `build_task_model` makes one."""
+    """BERT with the head of a fine-tuning task, over packed tokens.
+
+    `build_task_model` makes one with initial weights.
+    """
 
     def __init__(self, config: BertConfig, head: Head) -> None:
         super().__init__()

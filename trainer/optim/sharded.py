@@ -48,10 +48,11 @@ class Fragment:
     decays: bool
 
     def of(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Returns this part of a set of tensors, as a view [numel].
+        """Returns the values of this part, such as its weights or gradients, as a view [numel].
 
         Args:
-            tensors: Tensors of the shapes of `ShardedOptimizer.owned`.
+            tensors: Tensors of the shapes of `ShardedOptimizer.owned`, such as a state of the
+                optimizer. The view is into one of them.
         """
         return tensors[self.owner].view(-1).narrow(0, self.owner_start, self.numel)
 
@@ -219,13 +220,16 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return torch.tensor(indices, dtype=torch.int64, device=self.owned[0].device)
 
     def reset(self) -> None:
-        """Forgets the states and the number of updates, for a phase that starts afresh."""
+        """Drops all states and sets the number of updates to 0, for a phase that starts afresh."""
         self.state.clear()
         self._views.clear()
         self.num_updates = 0
 
     def metrics(self) -> dict[str, float]:
-        """Returns columns of metrics.jsonl about the last update, the same on every rank."""
+        """Returns numbers about the last update, by the names of their columns in metrics.jsonl.
+
+        The result is the same on every rank. Here it is empty; subclasses add columns.
+        """
         return {}
 
     def set_learning_rate(self, learning_rate: float) -> None:
@@ -309,7 +313,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return norms[0] if len(pieces) == 1 else norms
 
     def pieces(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Returns one view per fragment into tensors of the shapes of `owned`."""
+        """Returns the part of some tensors that belongs to each fragment.
+
+        Args:
+            tensors: Tensors of the shapes of `owned`.
+
+        Returns:
+            One view into `tensors` per fragment, in the order of `fragments`.
+        """
         return [fragment.of(tensors) for fragment in self.fragments]
 
     def _measure(self, gradients: list[Tensor]) -> Tensor:

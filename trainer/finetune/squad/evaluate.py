@@ -2,8 +2,8 @@
 
 Answers are normalized before they are compared (`normalize_answer`). A right answer such as "The"
 is empty after that, and here the two evaluators differ. That of 2.0 ignores such right answers.
-That of 1.1 compares them, and an empty prediction then has exact match 1 and F1 0. In 2.0 the F1 of
-two empty texts is 1.
+That of 1.1 compares them: a prediction that is empty too has exact match 1, but F1 0. In 2.0 the F1
+of two empty texts is 1.
 """
 
 import math

@@ -76,7 +76,15 @@ def read_squad(text: str, path: str, with_impossible: bool, is_test: bool) -> li
 
 
 def _read_entries(content: Any, path: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yields place, context and JSON object of every question.
+    """Yields every question of a file, in order.
+
+    Args:
+        content: The parsed JSON of the file.
+        path: Path or URL of the file, for messages.
+
+    Yields:
+        File, article and id of the question, for messages; the context that it is about; and the
+        question's JSON object.
 
     Raises:
         ValueError: A key on the way to the questions is missing or has a wrong type.
@@ -126,7 +134,13 @@ def _read_question(
 
 
 def _find_faults(question: Question, is_impossible: bool, is_test: bool) -> Iterator[str]:
-    """Yields what is wrong with a question, in words for a message."""
+    """Yields what is wrong with a question, in words for a message.
+
+    Args:
+        question: The question.
+        is_impossible: Whether the file says that the question has no answer.
+        is_test: Whether answers may be missing and are not checked.
+    """
     if is_impossible and question.answers:
         yield "is_impossible is true, but there are answers"
     if not (is_test or is_impossible or question.answers):

@@ -81,8 +81,8 @@ class SquadTask:
         """Makes one item per question and window: [CLS] question [SEP] pieces of the context [SEP].
 
         The first answer of a question may have no piece, for example if it is U+200B alone. Such
-        questions are counted in "answers_without_pieces". They are left out of training files, as
-        `run_squad.py` leaves out answers that it cannot find.
+        questions are counted in "answers_without_pieces". No items are made of them if the split is
+        "train", just as `run_squad.py` does not train on answers that it cannot find.
         """
         contexts = list(dict.fromkeys(question.context for question in examples))
         pieces_of = dict(zip(contexts, find_pieces(contexts, encoder), strict=True))
