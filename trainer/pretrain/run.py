@@ -194,7 +194,8 @@ class _Prepared:
     """A run whose folder exists and whose settings and data were found to fit, on one rank.
 
     Attributes:
-        settings: The settings, with steps instead of epochs and the masking of the trunk, if any.
+        settings: The settings, with steps instead of epochs. If the run goes on from another run,
+            `masking` is what `follow_masking` makes of it.
         storage_options: Options of the filesystems of datasets and of the checkpoint store.
         mixture: The datasets.
         model_config: The model, with the vocabulary of the datasets.
@@ -446,11 +447,14 @@ def _make_folder(
 ) -> None:
     """Makes the folder of a new run, or checks that the run in it may be continued; on rank 0 only.
 
-    All checks come first, so that a mistake leaves no folder behind. A new run may start from
-    weights (`init_from`), which are downloaded if need be, or from a checkpoint of another run
-    (`continue_from`), which must fit the settings and the datasets. The documents to leave out are
-    checked as well: those of a new run must be in the datasets, and must not have been read by the
-    other run; those of a run that continues must be the same as before.
+    All checks come first, so that a mistake leaves no folder behind:
+
+    - Weights that a new run starts from (`init_from`) are downloaded if need be.
+    - A run from whose checkpoint a new run starts (`continue_from`) must exist, and must fit the
+      settings and the datasets.
+    - Documents that a new run leaves out must be in the datasets, and the run that it continues
+      from must not have read them. A run that continues must leave out the same documents as
+      before.
     """
     is_new = not folder.facts.is_file()
     weights: str | None = None
@@ -479,15 +483,16 @@ def choose_left_out(
 ) -> tuple[int, ...]:
     """Returns the documents that a run leaves out, by the first 64 bits of their ids.
 
-    Without `leave_out` in the settings, or if that file is missing here, they are the `kept` ones.
-    With it they are those of the file, which must be the same list. The file may have further
-    documents at its end if `may_grow` is set.
+    If the settings have no `leave_out`, these are the `kept` documents. If they have one, they are
+    the documents in that file. The file must list exactly the `kept` documents; with `may_grow`, it
+    may list further ones after these. If the file is missing on this machine, the `kept` documents
+    are returned, unless there are none.
 
     Args:
         settings: The settings of the run.
-        kept: The documents that the run leaves out so far, or those of the run that it goes on
-            from.
-        may_grow: Whether the file may list further documents after those of `kept`.
+        kept: The documents that the run leaves out so far, or that the run leaves out from which it
+            goes on.
+        may_grow: Whether the file may list further documents after the `kept` ones.
 
     Raises:
         FileNotFoundError: The file is missing, and `kept` is empty.
@@ -831,7 +836,8 @@ def _start_from(folder: str, model: BertForPreTraining, vocabulary: Path) -> Ite
     Args:
         folder: The folder with the weights.
         model: The model to fill.
-        vocabulary: The run's vocab.txt, which may have more pieces than that of the weights.
+        vocabulary: The run's vocab.txt. It may have more pieces than the vocab.txt of the weights;
+            the rows of the new pieces are then made from old ones.
     """
     initial = read_initial_weights(folder)
     num_new = 0

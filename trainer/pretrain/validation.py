@@ -201,8 +201,8 @@ def join_columns(
 ) -> dict[str, Any]:
     """Returns the columns of a mixture: weighted means of measures, and sums of counts.
 
-    A measure that some dataset lacks is left out, because a mean over the other datasets would not
-    be that of the mixture.
+    A measure is left out if some dataset does not have it, because the mean over the other datasets
+    would not describe the mixture.
 
     Args:
         parts: The columns of each dataset, by its name.

@@ -8,10 +8,9 @@ from trainer.stream.order.source import Mixture, WeightedDataset
 
 
 def main_of(mixture: Mixture) -> tuple[WeightedDataset, float]:
-    """Returns the main dataset of a mixture, the one with the greatest weight, and its share.
+    """Returns the main dataset of a mixture, and the share of instances that are drawn from it.
 
-    The share is that of the instances of the mixture that are drawn from the dataset, between 0 and
-    1. Of equal weights the first counts.
+    The main dataset is the first of those with the greatest weight. The share is between 0 and 1.
     """
     main = max(mixture, key=lambda source: source.weight)
     return main, main.weight / sum(source.weight for source in mixture)

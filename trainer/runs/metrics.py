@@ -43,9 +43,10 @@ def loss_columns(
 def unigram_entropy(counts_V: npt.NDArray[np.int64]) -> float:
     """Returns the entropy, in nats, of the distribution of tokens in a text.
 
-    The mean loss of a model that ignores the context cannot be lower on this text. The entropy of
-    the tokens of the whole language is greater: if the text has N tokens, V of them different, the
-    result is too low as an estimate of it, by about V / 2N.
+    The mean loss on this text of a model that ignores the context cannot be lower.
+
+    The result can also serve as an estimate of the entropy of tokens in the language as a whole. As
+    such it is too low by about V / 2N, if the text has N tokens of which V are different.
 
     Args:
         counts_V: [V], how often each token of the vocabulary occurs in the text.
