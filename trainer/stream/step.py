@@ -262,7 +262,7 @@ class StepLoader:
 
         Raises:
             FileNotFoundError: A shard is missing, or the wait for a pass ended.
-            ShardReadError: Bytes could not be read, or are not those of the tables.
+            ShardReadError: Bytes could not be read, or do not match the dataset's tables.
             ValueError: The loader is closed, or a block is malformed.
         """
         if self._stop.is_set():
@@ -514,11 +514,11 @@ class _Steps:
                 yield _StepPlace(step, first_position, position_after)
 
     def _min_steps(self) -> int:
-        """Returns how many steps to read ahead at least.
+        """Returns the least number of steps to read ahead.
 
-        In so many steps each lane of the dataset with the smallest weight is visited again. A block
-        therefore stays in memory from one visit of its lane to the next. The result is at most
-        MAX_VISIT_STEPS.
+        It is the number of steps after which each lane of the dataset with the smallest weight has
+        been visited again. A block then stays in memory from one visit of its lane to the next. The
+        number is at most MAX_VISIT_STEPS.
         """
         weights = self._passes.weights
         num_lanes = self._begin.num_lanes

@@ -19,9 +19,10 @@ class WeightedDataset:
     """One dataset of a mixture.
 
     Attributes:
-        name: Its name in metrics and messages.
+        name: Name of the dataset in metrics and messages.
         dataset: The opened dataset.
-        weight: Its weight; the stream draws instances in proportion to the weights.
+        weight: Weight of the dataset. The stream draws instances of each dataset in proportion to
+            its weight.
     """
 
     name: str
@@ -46,7 +47,8 @@ def open_mixture(
             opens finished datasets only.
 
     Raises:
-        FileNotFoundError: There is no dataset, or the wait for it ended.
+        FileNotFoundError: There is no dataset at a URL, or none appeared as long as `wait_policy`
+            allows to wait.
         ValueError: An entry is malformed, a dataset is damaged, or the datasets do not fit each
             other.
     """

@@ -36,8 +36,8 @@ class DatasetState:
     """The part of a stream's state by which a dataset is recognized when the stream goes on.
 
     Attributes:
-        weight: Its weight in the mixture.
-        passes: Number of its passes, including those that its build has yet to write.
+        weight: Weight of the dataset in the mixture.
+        passes: Number of passes of the dataset, including passes that are yet to be built.
         content: First CONTENT_DIGITS digits of the root hash (docs/format.md, section 4) of the
             passes that the stream has begun.
     """

@@ -179,7 +179,7 @@ class BlockReader:
 
         Raises:
             FileNotFoundError: The shard is missing.
-            ShardReadError: The bytes could not be read, or are not those of the block table.
+            ShardReadError: The bytes could not be read, or do not match the block table.
             ValueError: The bytes are not a block of this shard.
         """
         held = self._held[key]
@@ -266,8 +266,8 @@ class BlockReader:
 
         Raises:
             FileNotFoundError: A shard is missing.
-            ShardReadError: Bytes could not be read, or are not those of the block table.
-            ValueError: Bytes are no block of their shard.
+            ShardReadError: Bytes could not be read, or do not match the block table.
+            ValueError: Bytes are not a block of their shard.
         """
         ahead: deque[StepT] = deque()
         last_use: dict[int, int] = {}  # the number of the last planned step that needs a block

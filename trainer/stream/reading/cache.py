@@ -145,9 +145,16 @@ class ShardCache:
         return self._folder / "stretches" / hashlib.sha256(key.encode()).hexdigest()
 
     def _find(self, path: Path, check: Callable[[bytes], Checked]) -> Checked | None:
-        """Returns what `check` returns for a file, or None if there is no sound file.
+        """Returns what `check` returns for the content of a file.
 
-        A damaged file is removed. A file that is read counts as the most recently used one.
+        The file counts as the most recently used one from then on. A damaged file is removed.
+
+        Args:
+            path: The file.
+            check: Takes the content; raises a ValueError if it is damaged.
+
+        Returns:
+            The result of `check`; None if there is no file, or a damaged one.
         """
         with self._named_errors():
             try:

@@ -264,7 +264,7 @@ def fetch_blocks(blocks: BlockRange, attempts: Attempts) -> tuple[bytes, list[me
 
     Raises:
         FileNotFoundError: The shard is missing.
-        ShardReadError: The bytes could not be read, or are not those of the block table.
+        ShardReadError: The bytes could not be read, or do not match the block table.
     """
     span = blocks.shard.name, blocks.start_byte, blocks.stop_byte
 

@@ -162,7 +162,7 @@ class RateLimit:
         self._shared[2] = turn
 
     def _jittered(self, seconds: float) -> float:
-        """Returns a random time between half of some seconds and all of them."""
+        """Returns a random number of seconds between `seconds / 2` and `seconds`."""
         return self._uniform(0.5, 1.0) * seconds
 
     @contextmanager
