@@ -46,8 +46,8 @@ def pearson(found: Any, expected: Any) -> float:
     """Returns Pearson's linear correlation of two arrays [N] or [N, columns].
 
     For arrays of several columns, the covariance is the sum of the covariances of columns with the
-    same index, and each variance is the sum over the columns of an array. The result is 0 if one of
-    the arrays is constant.
+    same index. The variance of an array is the sum of the variances of its columns. The result is 0
+    if one of the arrays is constant.
     """
     x = np.asarray(found, dtype=np.float64)
     y = np.asarray(expected, dtype=np.float64)

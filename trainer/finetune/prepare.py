@@ -285,7 +285,7 @@ def start_model(
 
 
 def _describe_new(opened: OpenedModel, head: Head) -> list[str]:
-    """Tells people which weights of BERT the opened model lacks, such as those of the pooler.
+    """Describes for people which weights of BERT the opened model lacks, such as the pooler's.
 
     Args:
         opened: The opened model.

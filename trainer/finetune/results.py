@@ -30,7 +30,7 @@ FINETUNING = Continuable(
     free=("model", "train", "validation", "test", "output", "micro_tokens", *SEARCHED),
 )
 _SETTING = ("global_batch", "peak_lr", "epochs")
-"""The searched settings without the seed. The metrics of runs with equal ones are averaged."""
+"""The searched settings but the seed. Metrics are averaged over runs that agree in these three."""
 _UNREPRODUCIBLE = ("train_seconds", "made_with")
 """Facts of a run that are not written to results.json."""
 

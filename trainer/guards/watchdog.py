@@ -32,7 +32,7 @@ ANSWER_SECONDS = 5.0
 KILL_SECONDS = 3
 """Seconds between the end of the reporting rank and the killing of ranks that do not answer."""
 FIRST_STEP_FACTOR = 3
-"""How many times the limit a first step may take; some other slow places may take as long."""
+"""The factor of the limit for a first step, and for other work that may take as long."""
 
 
 class Peer(NamedTuple):

@@ -29,13 +29,13 @@ from trainer.model.packed_inputs import PackedInputs, pack_sequences
 Pll = Literal["original", "word-l2r"]
 Ids = NDArray[np.int32]
 Predict = Callable[[PackedInputs, Tensor], Tensor]
-"""Logits [M, V] of a model at positions [M] of packed inputs."""
+"""A model: it takes packed inputs and positions [M] in them, and returns logits [M, V] there."""
 
 _Sentence = tuple[bytes, bytes]
 """The ids of a sentence's tokens, and the number of each token's word: bytes of int32 arrays."""
 
 _NO_WORD = -1
-"""The word of [CLS] and [SEP]."""
+"""The number that stands for the word of [CLS] and [SEP], which belong to no word."""
 
 
 @dataclass(frozen=True)

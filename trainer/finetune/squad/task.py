@@ -2,7 +2,8 @@
 
 An answer is a passage of a context. Two things differ from google-research/bert run_squad.py. All
 pairs of a start and an end are ranked, not only those of the most probable starts and ends. And the
-text of an answer is cut out of the context as it was written, not put together from pieces.
+text of an answer is cut out of the context by the positions of its pieces, while run_squad.py puts
+it together from pieces and then looks for it in the context.
 
 Shapes: N pieces of a window, L lengths of an answer in pieces.
 """
