@@ -3,7 +3,7 @@
 The training loop of each rank calls `Watchdog.beat` at every step. If the last call is too long
 ago, the rank's watchdog thread writes the stacks of all its threads to a file. Then the first rank
 that still answers asks every rank over a socket, which the collectives do not use, and reports what
-it finds. If a rank does not answer, its process has been stopped, for example by SIGSTOP, or its
+it learns. If a rank does not answer, its process has been stopped, for example by SIGSTOP, or its
 machine is gone. If all ranks answer, those with fewer beats than the others hold up the job.
 """
 

@@ -212,7 +212,7 @@ class BertModel(nn.Module):
 class MaskedLmHead(nn.Module):
     """Predicts tokens from hidden states (BERT paper, section 3.1).
 
-    Its last matrix is not its own: it is that of the word embeddings, given to `forward`.
+    Its last matrix is shared with the word embeddings, and is given to `forward`.
     """
 
     def __init__(self, config: BertConfig) -> None:

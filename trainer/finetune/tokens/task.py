@@ -26,9 +26,9 @@ Tags = Sequence[str]
 """The tag of each word of a sentence."""
 
 MAX_CONTEXT = 32
-"""The number of pieces on each side of a word's first piece in the window that predicts it.
+"""The number of pieces that are at least on each side of a word in the window that predicts it.
 
-There are fewer at the ends of the sentence, and a quarter of the window if that is less.
+In short windows it is a quarter of the window. Words near the ends of the sentence have fewer.
 """
 
 
