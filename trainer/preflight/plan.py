@@ -149,7 +149,7 @@ def count_micro_batches(phase: Phase, lengths: Lengths, settings: PlanSettings) 
     """Returns the number of micro-batches of a rank in a step.
 
     It is the number of tokens of the rank's share divided by `micro_tokens`, rounded up. A run may
-    need one more, because an instance is never cut in two.
+    need more, because an instance is never cut in two.
     """
     tokens = phase.global_batch * lengths.tokens / settings.world_size
     return math.ceil(tokens / settings.micro_tokens)
