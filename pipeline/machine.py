@@ -75,7 +75,7 @@ def this_machine(root: Path = Path("/")) -> Machine:
 def num_cores(root: Path = Path("/")) -> int:
     """Returns the number of cores that this process may use, by its CPU affinity and quotas.
 
-    A quota of a part of a core counts as a whole one.
+    A quota that is not a whole number is rounded up: 1.5 cores count as 2.
 
     Args:
         root: The folder that holds `proc` and `sys`; tests give another one.

@@ -91,7 +91,7 @@ def _check_code(
     names is always allowed.
 
     Args:
-        settings_class: The class. The metadata of a field say whether its values are code.
+        settings_class: The class. A field whose values are code has `is_code` in its metadata.
         in_files: The values that files give, by dotted key.
         flags: The values that flags give, by dotted key.
 

@@ -100,6 +100,6 @@ def _has_sentence_lines(files: Sequence[File], storage_options: StorageOptions) 
 
 
 def _look(url: str, size: int, storage_options: StorageOptions) -> Seen:
-    """Counts in the first lines of a file what shows whether each line is a sentence."""
+    """Counts lines, and lines that look like one sentence, in the beginning of a file."""
     head = read_head(url, size, storage_options, TAIL_BLOCK_BYTES + 1)
     return look_at_lines(head_to_text(head), is_whole=len(head) <= TAIL_BLOCK_BYTES)

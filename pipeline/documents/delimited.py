@@ -8,8 +8,9 @@ ways to write quotes:
 - Most TSV files have no quoting: a quote is an ordinary character.
 - MySQL has no quoting either, and writes a backslash before tabs and line ends within a cell.
 
-The dialect of a file is the first in which all of the first rows have as many cells as the header,
-which must have at least two. Every later row must follow this dialect.
+The dialect of a file is the first one, in a fixed order, in which the header has two or more cells
+and all of the first rows have as many (`find_dialect` has the whole rule). Every later row must
+follow this dialect.
 """
 
 import csv
@@ -381,9 +382,9 @@ def _find_tab_dialect(lines: Sequence[Line], is_whole: bool) -> Dialect | None:
 def _needs_quotes(quoted_rows: Sequence[list[str]], plain_rows: Sequence[list[str]]) -> bool:
     """Returns whether double quotes in a file with tabs enclose cells, as in RFC 4180.
 
-    They do if a cell that is read so holds a character that only an enclosed cell can hold: a quote
-    or, in a file of one column, a line end. They also do if all cells of a column are in quotes,
-    apart from its name in the header; but three rows or fewer do not show this.
+    They do if a cell of `quoted_rows` holds a character that only an enclosed cell can hold: a
+    quote or, in a file of one column, a line end. They also do if all cells of a column, apart from
+    its name in the header, are in quotes. Three rows or fewer are too few to show the latter.
 
     Args:
         quoted_rows: The cells of the first rows, read as if quotes enclosed cells.

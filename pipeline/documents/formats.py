@@ -1,7 +1,7 @@
 """The table of formats, and the functions that depend on a file's format.
 
 A file may be cut into byte ranges, which different tasks read. Every document belongs to exactly
-one range, however the file is cut. Which byte of the file decides, depends on the format:
+one range, however the file is cut. The format decides which byte of the file counts:
 
 - A line belongs to the range that holds its first byte. So does a document that begins with the tag
   `<doc ...>` or `<page>`. In a bzip2 file of `<page>` tags, the first byte of the compressed stream

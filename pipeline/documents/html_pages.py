@@ -91,7 +91,7 @@ def _known_encodings(labels: Iterable[str | None]) -> Iterable[str]:
     For example, pages call cp1252 "iso-8859-1". A label that browsers do not know is left out.
 
     Args:
-        labels: The labels. None is left out.
+        labels: The labels. An item that is None is skipped.
     """
     from resiliparse.parse.encoding import map_encoding_to_html5
 

@@ -114,8 +114,8 @@ def take_head(blocks: Iterable[bytes], num_bytes: int) -> tuple[bytes, Iterator[
 def refuse_other_encodings(head: bytes, url: str) -> None:
     """Refuses UTF-32, and UTF-16 without a byte order mark, by a file's first bytes.
 
-    In many scripts text in these encodings is also valid UTF-8 with zero bytes, which cleaning
-    would drop.
+    Without this check such a file might be read without any error. In many scripts its bytes are
+    also valid UTF-8 with zero bytes between the letters, and cleaning drops zero bytes.
 
     Raises:
         ValueError: The file is in one of these encodings.
@@ -127,9 +127,10 @@ def refuse_other_encodings(head: bytes, url: str) -> None:
 
 
 def _name_encoding(first: bytes) -> str:
-    """Returns words for a message if the first bytes are UTF-32, or UTF-16 without a mark.
+    """Names the encoding of a file by its first bytes if it is one that cannot be read.
 
-    Otherwise the result is empty.
+    These encodings are UTF-32, and UTF-16 without a byte order mark. The result is words for a
+    message, or an empty text if the bytes show neither.
     """
     if first.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)):
         return "UTF-32"

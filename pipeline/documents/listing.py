@@ -201,7 +201,7 @@ def _walk(
 ) -> Iterator[tuple[str, int]]:
     """Yields the path and the size in bytes of every file below a local folder, ordered by name.
 
-    Links are followed, but not a link to a folder that contains the link. It would never end.
+    Links are followed, except for links to a folder that contains them, which would never end.
 
     Args:
         folder: The folder.

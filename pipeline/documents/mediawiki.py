@@ -162,8 +162,8 @@ def split_pages(
     """Yields every page that starts in a range, lazily.
 
     Args:
-        blocks: The text of the range, and then the text after it. No block is read after the end of
-            the last page of the range.
+        blocks: The text of the range, and then the text after it. Blocks are read until the last
+            page of the range is found.
         url: The file, for messages.
         is_last: Whether the range ends at the end of the file.
         has_root: Whether the file begins with `<mediawiki>`. If so, it must end with
@@ -230,7 +230,7 @@ class _PageScanner:
         """Yields the pages whose ends are in `data`, and drops their bytes from `data`.
 
         A page ends after its closing tag. If that is missing, the page ends before the next opening
-        tag, and has an `error`. Sets `is_finished` if no further page starts in the range.
+        tag, and has an `error`. If no further page starts in the range, `is_finished` becomes True.
 
         Raises:
             ValueError: The text between the pages declares a document type or entities.

@@ -80,7 +80,7 @@ class Seen(NamedTuple):
 
 
 def look_at_lines(text: str, *, is_whole: bool) -> Seen:
-    """Counts in the beginning of a text what shows whether each line is one sentence.
+    """Counts lines, and lines that look like one sentence, in the beginning of a text.
 
     All of its lines and groups of lines are counted. A sample of 100 to 199 lines, spread evenly,
     is searched for the ends of sentences; a text of fewer lines is searched as a whole.

@@ -41,10 +41,10 @@ def choose_uses(
     seed: int,
     pass_index: int,
 ) -> tuple[list[int], list[int]]:
-    """Chooses how often each document is used in one pass, and lists its uses.
+    """Lists all uses of documents in one pass, by the rule at the top of this file.
 
-    A document of a source with weight 2.5 is used two or three times, by the rule at the top of
-    this file. A document with weight 0.5 is used once or not at all.
+    A document of a source with weight 2.5 is used two or three times. A document of a source with
+    weight 0.5 is used once or not at all.
 
     Args:
         ids: The ids of D documents.

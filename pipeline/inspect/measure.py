@@ -94,9 +94,10 @@ def count_lengths(lengths: npt.NDArray[Any], edges: Sequence[int | None]) -> dic
         edges: The upper limits of the bins, ascending. The last may be None, for no limit.
 
     Returns:
-        A mapping with the edges as `up_to`; the number of lengths in each bin as `counts`, where a
-        bin has the lengths above the edge before it and up to its own; `quantiles` by "5%", "50%"
-        and "95%"; and the `mean`.
+        A mapping of `up_to` to the edges, `counts` to the number of lengths in each bin, `mean` to
+        the mean, and `quantiles` to a mapping with the keys "5%", "50%" and "95%", which is empty
+        if there are no lengths. A bin has the lengths that are at most its edge, and more than the
+        edge before.
     """
     closed = [edge for edge in edges if edge is not None]
     counts = np.bincount(np.searchsorted(closed, lengths, side="left"), minlength=len(edges))

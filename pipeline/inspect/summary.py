@@ -306,7 +306,11 @@ def _check_documents(counters: Mapping[str, int]) -> Check:
 
 
 def render_page(report: Mapping[str, Any]) -> str:
-    """Returns report.json as an HTML page, which does not depend on the order of the keys."""
+    """Returns the HTML page of a report. The order of keys in the report does not change the page.
+
+    Args:
+        report: The content of report.json.
+    """
     report = json.loads(json.dumps(report, sort_keys=True))
     return render(
         Path(__file__).with_name("report.html"),
