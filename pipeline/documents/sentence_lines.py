@@ -1,11 +1,12 @@
 """Recognizes texts with one sentence per line and blank lines between documents.
 
-This is the input of Google's create_pretraining_data.py. Novels have blank lines as well, between
-paragraphs or chapters, but each of them is one document. Two shares tell them apart:
+This is the input of Google's create_pretraining_data.py. The text of a novel also has blank lines,
+between paragraphs or chapters, but is a single document. Two shares of lines tell them apart:
 
-- Lines that end like a sentence. They are few if paragraphs are wrapped over several lines.
-- Lines that hold a single sentence. They are few if a line is a paragraph: at most 0.77 of the
-  lines in 37 novels and 65 speeches, while corpora of sentences have over 0.9.
+- The share of lines that end like a sentence. It is small if paragraphs are wrapped over several
+  lines.
+- The share of lines that hold a single sentence. It is small if a line is a paragraph: at most 0.77
+  in 37 novels and 65 speeches. In corpora of one sentence per line it is over 0.9.
 """
 
 import re

@@ -118,7 +118,7 @@ def _read_file(url: str, size: int, storage_options: StorageOptions) -> Iterator
 
 
 def _read_json(text: str, url: str) -> Iterator[tuple[str, str]]:
-    """Yields every string in a file of JSON, each with its place before it.
+    """Yields the place and the text of every string in a file of JSON.
 
     Args:
         text: The content of the file: a single JSON value, or one value on each line.
@@ -136,7 +136,7 @@ def _read_json(text: str, url: str) -> Iterator[tuple[str, str]]:
 
 
 def _read_table(data: bytes, text_format: str, url: str) -> Iterator[tuple[str, str]]:
-    """Yields every string in the cells of a table, each with its place before it.
+    """Yields the place and the text of every string in the cells of a table.
 
     Args:
         data: The bytes of the file.
@@ -169,7 +169,10 @@ def _read_table(data: bytes, text_format: str, url: str) -> Iterator[tuple[str, 
 def _walk(value: Any, place: str) -> Iterator[tuple[str, str]]:
     """Yields the place and the text of every string in a value of JSON, at any depth, in order.
 
-    A place is followed by the path to the string, such as "FILE:7, data[3].title".
+    Args:
+        value: The value: a string, list, mapping, number, boolean or None.
+        place: Where the value is in its file, such as "FILE:7". A string within the value has a
+            place such as "FILE:7, data[3].title".
     """
     stack = [("", value)]
     while stack:
