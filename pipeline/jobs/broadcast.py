@@ -33,10 +33,10 @@ class Broadcast:
     """A value that is sent to all workers, as JSON.
 
     Attributes:
-        kind: Type of the value.
-        folder: The folder of the file, if the value is large.
+        kind: The type of the value, by which the JSON is converted back.
+        folder: The folder that receives the file of a large value.
         digest: Hash of the JSON.
-        data: The JSON; empty if it is in the file.
+        data: The JSON of a small value; empty if the value is large and its JSON is in the file.
     """
 
     kind: Any
@@ -46,7 +46,7 @@ class Broadcast:
 
     @property
     def file_name(self) -> str:
-        """Name of the file in the folder, which is there only if the value is large."""
+        """Name that the file with the JSON has in the folder. Only a large value has a file."""
         return f"broadcast-{self.digest}.json"
 
     def get(self) -> Any:
@@ -75,9 +75,10 @@ def broadcast(value: object, folder: Folder) -> Broadcast:
 
 
 def describe_broadcast(value: object, folder: Folder) -> Broadcast:
-    """Returns what `broadcast` returns for the same value, and writes no file.
+    """Returns the same result as `broadcast`, but writes no file.
 
-    If the result has no `data`, the file is needed: call `broadcast` before anybody calls `get`.
+    If the result has no `data`, its `get` needs the file. Then call `broadcast` with the same
+    arguments before the result is used.
     """
     return _without_large_data(_pack(value, folder))
 
@@ -103,12 +104,17 @@ class CreateElements(
 ):
     """Creates a PCollection of the elements of a list, and spreads them over all workers.
 
-    Workers check that they have the same code as the launcher. If the list is long, they read it
-    from files.
+    Workers check that they have the same code as the launcher. If the list is long, the launcher
+    writes it to files, and workers read these.
     """
 
     def __init__(self, elements: Sequence[Any], folder: Folder) -> None:
-        """Takes the elements, such values as `broadcast` takes, and the folder of the files."""
+        """Keeps the arguments.
+
+        Args:
+            elements: The elements. Each is a value that `broadcast` can send.
+            folder: Receives the files of a long list.
+        """
         super().__init__()
         self._elements = tuple(elements)
         self._folder = folder

@@ -72,7 +72,7 @@ _WORKER_COMMAND = (
 
 
 class LocalRunner(FnApiRunner):  # type: ignore[misc]
-    """Beam's runner of local worker processes, with our own command that starts a worker."""
+    """Beam's runner of local worker processes, which starts a worker by `_WORKER_COMMAND`."""
 
     def __init__(self) -> None:
         super().__init__(SubprocessSDKEnvironment.from_command_string(_WORKER_COMMAND))
@@ -83,12 +83,12 @@ class Outputs:
     """The files that a job makes, by which its progress is counted and shown.
 
     Attributes:
-        noun: What they are called in messages, in the plural: "shards".
-        total: How many there are when the job is finished.
-        num_found: How many were there before the job.
-        count: Returns how many are there now. It is called from a thread.
-        folder: The folder that they are written to.
-        are_kept: Whether the next launch uses those that an interrupted job has left.
+        noun: The word for the files in messages, in the plural, such as "shards".
+        total: The number of files when the job is finished.
+        num_found: The number of files that were there before the job.
+        count: Returns the number of files that are there now. It is called from a thread.
+        folder: The folder that the files are written to.
+        are_kept: Whether the next launch uses the files that an interrupted job has left.
     """
 
     noun: str
@@ -99,9 +99,10 @@ class Outputs:
     are_kept: bool = True
 
     def leave(self) -> str:
-        """Cleans up after an interrupted job; returns how many outputs the next launch will find.
+        """Removes the temporary files that the killed workers of an interrupted job left.
 
-        Temporary files of killed workers are removed.
+        Returns:
+            A sentence for the user: how many of the outputs are kept for the next launch.
         """
         if self.folder.is_local:  # stores hold no such files
             self.folder.remove(find_temporaries(self.folder.list()))
@@ -154,7 +155,10 @@ def _say_once(line: str) -> None:
 
 
 def _local_runner(workers: int) -> list[str]:
-    """Returns Beam's arguments for local workers; a single one works in this process."""
+    """Returns Beam's arguments for a number of local workers.
+
+    A single worker runs in this process. Several run in processes of their own.
+    """
     if workers == 1:
         return ["--runner=FnApiRunner", "--direct_running_mode=in_memory", "--direct_num_workers=1"]
     return [f"--runner={__name__}.LocalRunner", f"--direct_num_workers={workers}"]
@@ -258,9 +262,16 @@ def _cause(error: Exception) -> str:
 
 
 def _keep_log(folder: Folder, log: str) -> str:
-    """Writes the workers' output beside the job's outputs; returns where it is, for a message.
+    """Writes the output of failed workers to a file, or to stderr if that fails.
 
-    If nothing can be written there, it goes to stderr. A later job replaces the file.
+    The log of a later job replaces the file.
+
+    Args:
+        folder: The folder of the job's outputs, which receives the file.
+        log: The output of the workers.
+
+    Returns:
+        Where the output is, as words for a message: "in URL", or "above" for stderr.
     """
     try:
         folder.write(WORKER_LOG, log.encode())
@@ -271,10 +282,17 @@ def _keep_log(folder: Folder, log: str) -> str:
 
 
 def _find_fault(error: str) -> str | None:
-    """Returns the message of a user's fault, taken from the text of an error that Beam raised.
+    """Returns the message of an error that a worker raised because of a fault of the user's.
 
-    Beam raises a worker's traceback as text. The last line that names an exception tells which
-    error it was. Returns None if errors of that name do not report faults of a user.
+    Beam raises an error whose text is the traceback of the worker. In it, the last line that begins
+    with the name of an exception tells which error the worker raised.
+
+    Args:
+        error: The text of the error that Beam raised.
+
+    Returns:
+        The worker's message; None if the exception is not one of those by which this program
+        reports faults of the user (`_USER_FAULTS`), such as ValueError.
     """
     raised = error[: error.rfind(_BEAM_MARK)] if _BEAM_MARK in error else error
     matches = list(_RAISED_LINE.finditer(raised))
@@ -359,12 +377,13 @@ class Progress:
             say(f"{self._describe}: {done}{still and '; '}{still}", is_aside=True)
 
     def _describe_still(self, minutes: int) -> str:
-        """Returns the words to show while no new output appears; empty in the first minute.
+        """Returns how long no output was finished, and the job's state; empty in the first minute.
 
-        The runner is asked for the job's state once per minute.
+        An example is "nothing finished for 3 min, the job is RUNNING". The runner is asked for the
+        state once per minute.
 
         Args:
-            minutes: Whole minutes since the last new output.
+            minutes: Whole minutes since the last output was finished.
         """
         if not minutes:
             self._still = ""

@@ -77,8 +77,13 @@ def read_record(folder: Folder, task: ShardTask, settings_hash: str) -> ShardRec
 def accept_record(data: bytes, task: ShardTask, settings_hash: str) -> ShardRecord | None:
     """Returns the record that a file holds, or None if it is not valid for the task.
 
-    A record is valid if it is whole, and names the task's shard, the seal of its documents and the
-    hash of these settings.
+    A record is valid if it can be parsed, and if its shard's name, the seal of the shard's
+    documents and the hash of the settings are the expected ones.
+
+    Args:
+        data: The bytes of the file.
+        task: The task of the shard. It has the expected name and seal.
+        settings_hash: The expected hash of the dataset's settings.
     """
     try:
         record = parse_record(data)

@@ -2,7 +2,8 @@
 
     ExchangeByBucket | ShardBuilder.build
 
-The record of a shard, under _tasks/, is written after it. A shard that has one is not built again.
+After a shard is written, its record is written under _tasks/ (pipeline.jobs.shard_records). A later
+launch does not build a shard again that has a record.
 """
 
 import dataclasses
@@ -47,7 +48,7 @@ class ShardBuilder:
 
     Attributes:
         output: The folder of the dataset.
-        rules: How instances are made, by their length.
+        rules: The rule by which instances are made, for each length.
         num_sources: Number of sources. If there are several, tokens are counted by source.
         settings_hash: Hash of the dataset's settings, which every record of a shard has.
     """
@@ -130,9 +131,10 @@ def run_shards_job(
     workers: int,
     beam_arguments: Sequence[str],
 ) -> None:
-    """Builds the shards of these tasks.
+    """Builds the shards of some tasks.
 
-    There may be no task: an earlier launch was killed after the last shard, before the manifest.
+    Does nothing if there are no tasks. This happens if an earlier launch built all shards and was
+    killed before it wrote the manifest.
 
     Args:
         builder: Builds the shards of a bucket.

@@ -3,9 +3,12 @@
     Part | read_lists | EncodeDocuments (clean, filter, split, sign, encode, find task texts)
          | write_token_part
 
-The work is done by functions of pipeline.tokens.document_lists. Every stage between reading and
-writing takes a DocumentList and returns one, so your own transform fits between any two. The record
-of a token part is written last. A part of the input is not read again if all its records are there.
+The work is done by functions of pipeline.tokens.document_lists. To sign a document is to compute
+the MinHash signature by which near-duplicates are found. Task texts are the texts of tasks that a
+model is tested on, which should not be in its training data. Every stage between reading and
+writing takes a DocumentList and returns one, so you can put your own transform between any two
+stages. The record of a token part is written after its other files. A part of the input is not read
+again if all its records are there.
 """
 
 import dataclasses
@@ -78,7 +81,7 @@ class ReadingRule:
     """Decides how documents are read and gathered into lists.
 
     Attributes:
-        text_fields: The field or column that holds the text, by the number of the source.
+        text_fields: For each source, the name of the field or column that holds the text.
         on_bad_document: What happens to a malformed document: "stop", "skip" or "keep".
         max_characters: A list ends once its documents have this many characters of text.
         storage_options: Options of the filesystem of the input.
@@ -97,7 +100,7 @@ class TokensRule:
     Attributes:
         reading: How documents are read.
         filter: Which documents are left out.
-        languages: Language codes by the number of the source, by which sentences are split.
+        languages: For each source, the code of the language by whose rules sentences are split.
         has_signatures: Whether signatures for finding near-duplicates are written.
         vocab: The bytes of vocab.txt.
         words: How text is divided into words.
@@ -171,9 +174,10 @@ def add_tokens_graph(
 
 
 def largest_first(parts: Sequence[Part]) -> list[Part]:
-    """Returns the parts with the largest first.
+    """Returns the parts sorted by the size of their text, the largest first.
 
-    Runners deal them out in this order, so that all workers end at about the same time.
+    Runners give parts to workers in this order. If a large part came last, one worker would still
+    be busy with it when all others have ended.
     """
     return sorted(parts, key=lambda part: -part.text_bytes)
 
@@ -239,16 +243,16 @@ def filter_lists(documents: beam.PCollection, rule: FilterRule) -> beam.PCollect
 class _WithTool(beam.DoFn):  # type: ignore[misc]
     """Calls a function with each list of documents and a tool, such as an encoder.
 
-    Every worker makes its own tool, once.
+    The tool is not sent to the workers. Every worker makes its own tool from a rule, once.
     """
 
     def __init__(self, function: Callable[..., DocumentList[Any]], make: Any, rule: Any) -> None:
-        """Takes what to call.
+        """Keeps the arguments.
 
         Args:
-            function: Takes a list and the tool, and returns a list.
-            make: Takes the rule and returns the tool.
-            rule: What `make` needs. It is sent to the workers.
+            function: Takes a list of documents and the tool, and returns a list of documents.
+            make: Makes the tool from `rule`.
+            rule: The argument of `make`. It is sent to the workers.
         """
         self._function = function
         self._make = make
@@ -300,10 +304,9 @@ def read_lists(part: Part, rule: ReadingRule) -> Iterator[DocumentList[Document]
 def write_token_part(
     documents: DocumentList[TokenizedDocument], folder: Folder, rule: TokensRule
 ) -> str:
-    """Writes a list of documents as one token part.
+    """Writes a list of documents as one token part, and returns the file name of its record.
 
-    The record of the part is written last, and marks the part as complete. Its file name is
-    returned.
+    The record is written last, and marks the part as complete.
 
     Args:
         documents: A list of encoded documents.

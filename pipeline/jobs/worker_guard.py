@@ -107,9 +107,14 @@ def watch_launcher(path: str) -> None:
 
 
 def _end_workers(path: str, releasing: threading.Event, is_over: threading.Event) -> None:
-    """Waits until the launcher releases its lock, and then ends the workers that are left.
+    """Waits until the launcher releases its lock, and then kills workers until the job is over.
 
-    Workers that start later are killed too, until the job is over.
+    It looks for workers every half second, so workers that start late are killed too.
+
+    Args:
+        path: The lock file of the launcher.
+        releasing: Is set when the launcher releases its lock.
+        is_over: Is set when the job is over.
     """
     releasing.wait()
     while not is_over.is_set():
@@ -128,10 +133,14 @@ def _await_worker_threads(path: str) -> None:
 
 
 def _kill_workers(path: str) -> None:
-    """Kills the worker processes of the launcher with this lock.
+    """Kills the worker processes of the launcher.
 
-    They are found by their environment in /proc, so only on Linux. Workers that watch the lock end
-    without this, but one that is still starting does not watch it yet.
+    Most workers end by themselves when the lock is released. But a worker that is still starting
+    does not watch the lock yet. Workers are found in /proc, because the path of the lock is in
+    their environment. So this works on Linux only.
+
+    Args:
+        path: The lock file of the launcher.
     """
     mark = f"{VARIABLE}={path}".encode()
     for folder in Path("/proc").glob("[0-9]*"):
@@ -143,12 +152,18 @@ def _kill_workers(path: str) -> None:
 
 @contextlib.contextmanager
 def _interruptible(told: list[int], release: Callable[[], None]) -> Iterator[None]:
-    """Lets `_INTERRUPT` raise KeyboardInterrupt in the main thread, even while that waits.
+    """Handles signals while the body of the `with` statement runs.
 
-    Ctrl-C and SIGTERM release the lock first, and then call the handlers they had before, if any.
+    Every handled signal first releases the launcher's lock.
+
+    - `_INTERRUPT`, which this module sends to its own process if a worker ended too early, then
+      raises KeyboardInterrupt in the main thread, even while that thread waits.
+    - Ctrl-C and SIGTERM then call the handler that was set before. If there was none, they are not
+      handled here.
+
     Ctrl-C in a terminal may also end a worker that is starting, so that both Ctrl-C and
-    `_INTERRUPT` arrive. Then `_INTERRUPT` raises nothing, so that Beam is not interrupted while it
-    ends its workers.
+    `_INTERRUPT` arrive. If another signal arrived before, `_INTERRUPT` raises nothing, so that Beam
+    is not interrupted while it ends its workers.
 
     Args:
         told: Receives the numbers of the signals by which this process was told to end.
@@ -188,7 +203,11 @@ def _signal_of(return_code: int) -> int:
 
 
 def _describe(number: int) -> str:
-    """Returns the message about a worker that this signal ended, or 0 if none did."""
+    """Returns the message about a worker process that ended too early.
+
+    Args:
+        number: The signal that ended the worker; 0 if it ended by itself.
+    """
     how = f"was killed (signal {number})" if number else "ended by itself, in code that it called"
     if number == signal.SIGKILL:
         memory = "perhaps because memory ran out: fewer --workers need less"

@@ -1,8 +1,9 @@
-"""Draws the chart of HTML pages as inline SVG: curves as lines, as dots or as level guesses.
+"""Draws the charts of HTML pages as inline SVG.
 
-Colours come from the page's style by class, `run0` to `run5`. The x axis is cut into 120 columns of
-equal width. A line goes through the mean of its points in each column, a band shows their range,
-and a column tells its values when the pointer is over it.
+A curve is drawn as a line, as dots, or as a guess: a level that is only estimated. Colours are set
+by the page's style for the classes `run0` to `run5`. The x axis is cut into 120 columns of equal
+width. A line goes through the mean of its points in each column, and a band around it shows their
+least and greatest value. When the pointer is over a column, the page shows the values in it.
 """
 
 import math
@@ -49,13 +50,13 @@ class Curve(NamedTuple):
 
 
 class _Scale(NamedTuple):
-    """Maps the values of an axis to places in the drawing.
+    """Maps the values of an axis to coordinates in the drawing.
 
     Attributes:
         low: The least value.
         high: The greatest value.
-        start: The place of the least value.
-        end: The place of the greatest value.
+        start: The coordinate of the least value, in units of the SVG.
+        end: The coordinate of the greatest value, in units of the SVG.
     """
 
     low: float
@@ -64,7 +65,7 @@ class _Scale(NamedTuple):
     end: float
 
     def __call__(self, value: float) -> float:
-        """Returns the place of a value in units of the SVG, rounded to a tenth."""
+        """Returns the coordinate of a value in units of the SVG, rounded to a tenth."""
         share = value / (self.high - self.low) - self.low / (self.high - self.low)
         return round(self.start + (self.end - self.start) * share, 1)
 
@@ -89,7 +90,7 @@ def draw_chart(
         borders: Values of x at which something new begins, such as a phase, each with its name.
 
     Returns:
-        The SVG, or an empty text if no curve but guesses has points.
+        The SVG; an empty text if no line and no dots are to be drawn.
     """
     curves = [curve for curve in curves if curve.points]
     if all(curve.look == "guess" for curve in curves):
@@ -149,9 +150,14 @@ def _ticks(low: float, high: float, *, outside: bool) -> list[float]:
 
 
 def _shape(curve: Curve, x: _Scale, y: _Scale) -> dict[str, Any]:
-    """Returns the variables with which the template draws a curve: colour, look, points and band.
+    """Returns the variables with which the template draws a curve.
 
-    The band is a polygon around the ranges of the columns; it is empty if no column has two points.
+    Returns:
+        colour: The number of the colour, below NUM_COLOURS.
+        look: `Curve.look`.
+        points: The points to draw, in units of the SVG.
+        band: The corners of the polygon between the least and the greatest values of the columns,
+            in units of the SVG. Empty if the curve is not a line, or if no column has two points.
     """
     points: list[Point] = [(x(at), y(value)) for at, value in curve.points]
     band: list[Point] = []
@@ -187,7 +193,12 @@ class _Column(NamedTuple):
 
 
 def _columns(points: Sequence[Point], x: _Scale) -> list[_Column]:
-    """Returns the columns that have points, in the order of their first points."""
+    """Returns the columns that have points, in the order of their first points.
+
+    Args:
+        points: The points of a curve.
+        x: The scale of the x axis.
+    """
     groups: dict[int, list[Point]] = {}
     for point in points:
         share = (x(point[0]) - _LEFT) / (_RIGHT - _LEFT)
@@ -205,10 +216,13 @@ def _columns(points: Sequence[Point], x: _Scale) -> list[_Column]:
 def _hover(
     curves: Sequence[Curve], x: _Scale, x_name: str, write: Callable[[float], str]
 ) -> Iterator[tuple[float, float, list[str]]]:
-    """Yields the invisible rectangles that tell the values of all curves when pointed at.
+    """Yields an invisible rectangle for each column that has points.
+
+    When the pointer is over the rectangle, the page shows the values of all curves in the column.
 
     Yields:
-        The left edge of a column that has points, its width, and its lines of text.
+        The left edge of the rectangle and its width, in units of the SVG, and the lines of text to
+        show.
     """
     texts: dict[int, list[str]] = {}
     for curve in curves:
