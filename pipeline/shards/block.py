@@ -341,13 +341,25 @@ class _ColumnReader:
         return offsets, np.frombuffer(buffer, dtype, num_values)
 
     def _read_flat(self, name: str, dtype: str, count: int) -> Array:
-        """Reads the buffer of a node that has one entry per row, as `count` numbers."""
+        """Reads the next column, or the offsets of the next column of lists, as an array.
+
+        Args:
+            name: The name of the column, for messages.
+            dtype: The dtype of the array.
+            count: The length of the array.
+        """
         length, buffer = self._take_node(name)
         _expect(length == self._num_rows, f"{name} has {length} rows, not {self._num_rows}")
         return np.frombuffer(buffer, dtype, count)
 
     def _take_node(self, name: str) -> tuple[int, bytes]:
-        """Takes the next node of the batch; returns its number of values, and their buffer."""
+        """Takes the next node of the batch, after checking that it has no nulls.
+
+        A column is one node. A column of lists is two: the offsets, and the items of all lists.
+
+        Returns:
+            The number of values that the node states, and the buffer of the values.
+        """
         length, num_nulls = next(self._nodes)
         next(self._buffers)  # the bitmap of nulls
         values = next(self._buffers)

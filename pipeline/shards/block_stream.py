@@ -55,9 +55,10 @@ class BatchBuffers(NamedTuple):
     Attributes:
         schema: The schema of the columns.
         num_rows: Number of rows of the batch.
-        nodes: For each node its numbers of values and of nulls. A column is one node; a column of
-            lists is two, the lists and then the items of all lists.
-        buffers: Two for each node: a bitmap of nulls, then the offsets of lists or the values.
+        nodes: (number of values, number of nulls) of each node. A column is one node. A column of
+            lists is two nodes: the lists, and then the items of all lists.
+        buffers: Two buffers for each node: first a bitmap of nulls, then the values. The values of
+            a node of lists are the offsets of the lists.
     """
 
     schema: pa.Schema
@@ -69,7 +70,8 @@ class BatchBuffers(NamedTuple):
 def read_stream(data: bytes | memoryview, wanted: Container[int] | None = None) -> BatchBuffers:
     """Reads the only record batch of a stream, and checks that nothing follows it.
 
-    Arrow itself makes sure that no offset in a message's metadata points outside of the metadata.
+    The offsets in a message's metadata are not checked here, because Arrow has checked that none of
+    them points outside of the metadata.
 
     Args:
         data: The bytes of the stream.
@@ -152,7 +154,13 @@ def _decompress(zstd: zstandard.ZstdDecompressor, stored: memoryview) -> bytes:
 
 
 def _pairs(view: memoryview, table: int, number: int) -> list[tuple[int, int]]:
-    """Returns the items of a field that is a vector of pairs of int64."""
+    """Returns the items of a field that is a vector of pairs of int64.
+
+    The arguments are those of `_field`.
+
+    Raises:
+        ValueError: The field is left out.
+    """
     start = _follow(view, table, number)
     end = start + 4 + _PAIR.size * _offset(view, start)[0]
     return [*_PAIR.iter_unpack(view[start + 4 : end])]
@@ -175,7 +183,13 @@ def _field(view: memoryview, table: int, number: int) -> int:
 
 
 def _follow(view: memoryview, table: int, number: int) -> int:
-    """Returns the position of the table or vector that a field points to."""
+    """Returns the position of the table or vector that a field points to.
+
+    The arguments are those of `_field`.
+
+    Raises:
+        ValueError: The field is left out.
+    """
     position = _field(view, table, number)
     _expect(position > 0, f"field {number} of a message is missing")
     return position + int(_offset(view, position)[0])

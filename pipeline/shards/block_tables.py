@@ -101,8 +101,10 @@ class OpenedTables(NamedTuple):
             are needed.
         metadata: The footer of the file (`pyarrow.parquet.FileMetaData`).
         num_bytes: Size of the file.
-        first_row: [shards + 1] the first row of each shard, and the number of rows.
-        group_rows: [row groups + 1] the first row of each row group, and the number of rows.
+        first_row: [shards + 1] the index of the first row of each shard, and the number of all rows
+            at the end.
+        group_rows: [row groups + 1] the index of the first row of each row group, and the number of
+            all rows at the end.
     """
 
     whole: pa.Table | None
@@ -113,10 +115,10 @@ class OpenedTables(NamedTuple):
 
 
 class BlockTables:
-    """The block tables of all shards of one blocks.parquet. Several threads may use them.
+    """Reads the block tables of shards from one blocks.parquet. Several threads may use it.
 
-    After a table turned out to be damaged, the file is opened anew for the next call, because the
-    bytes may have been damaged on the network.
+    If a table is damaged, the file is opened anew in the next call, because the bytes may have been
+    damaged on the network.
     """
 
     def __init__(
@@ -134,7 +136,7 @@ class BlockTables:
             size: Returns the size of the file in bytes. `table` passes its errors on.
             shards: The rows of shards.parquet that belong to the file.
             where: The URL of the file, for messages.
-            opened: What another process has read of the file by `open`; None if nothing.
+            opened: The result of `open` in another process; None if the file is to be read here.
         """
         self._read = read
         self._size = size
@@ -147,8 +149,8 @@ class BlockTables:
 
         Args:
             row: The row of the shard in shards.parquet.
-            keep: A cache of what is read of this file, shared with other processes; None reads
-                without one.
+            keep: A cache for the bytes that are read of the file, which other processes may share;
+                None reads without a cache.
 
         Raises:
             ValueError: The file is damaged, or does not describe the shard.
@@ -169,9 +171,13 @@ class BlockTables:
             raise
 
     def open(self, keep: Keep | None = None) -> OpenedTables:
-        """Opens the file, unless it is open; raises the errors of `table`.
+        """Opens the file, unless it is open, and returns what stays in memory of it.
 
-        There is no lock: threads that come at the same time may each open it.
+        There is no lock, so two threads may open the file at the same time. The errors are those of
+        `table`.
+
+        Args:
+            keep: As in `table`.
         """
         opened = self._opened or self._open(keep)
         self._opened = opened
@@ -199,7 +205,12 @@ class BlockTables:
     def _read_group(self, opened: OpenedTables, group: int, read: Read) -> pa.Table:
         """Reads one row group of a large file.
 
-        One request suffices for a group of about average size. A larger group takes more.
+        A group of up to 1.25 times the average size is read by one request, a larger one by more.
+
+        Args:
+            opened: The open file.
+            group: The index of the row group.
+            read: Reads a range of the file.
         """
         # The average is used because Arrow's own numbers cannot be asked for: if a column's
         # description is damaged, asking ends the process. Reading the column raises an error.
@@ -217,14 +228,18 @@ class BlockTables:
 
     @contextlib.contextmanager
     def _reading(self, read: Read, num_bytes: int, ahead: int = 0) -> Iterator["_Ahead"]:
-        """Opens the file for Arrow; raises errors of the store as the store raised them.
+        """Yields the file in a form that Arrow can read.
 
-        Arrow turns errors of a file that it reads into errors of its own.
+        If the store raises an error while Arrow reads, Arrow raises an error of its own instead.
+        Then this raises the error of the store again.
 
         Args:
             read: Reads a range of the file.
             num_bytes: Size of the file.
-            ahead: The fewest bytes of a request.
+            ahead: The fewest bytes that one request reads, except at the end of the file.
+
+        Raises:
+            ValueError: The file is damaged.
         """
         source = _Ahead(read, num_bytes, ahead)
         try:
@@ -333,7 +348,7 @@ class _Ahead(SeekableFile):
         Args:
             read: Reads a range of the file.
             size: Size of the file in bytes.
-            ahead: The fewest bytes of a request.
+            ahead: The fewest bytes that one request reads, except at the end of the file.
         """
         super().__init__(size, BLOCKS_TABLE)
         self._read = read

@@ -47,7 +47,7 @@ class OpenedDataset(NamedTuple):
         url: URL of the dataset.
         manifest: Its manifest.
         shards: All rows of its shard table.
-        tables: What is kept of its block table.
+        tables: The content of its block table that stays in memory.
     """
 
     url: str
@@ -174,8 +174,9 @@ class Dataset:
             shard: A shard of this dataset.
             attempts: How often a store is asked before its error is raised. With 1, errors are
                 raised as the store's driver raised them, for callers that try again themselves.
-            keep: Caches what is read of the table. The keys that it gets name the content, and not
-                only the file. None reads without a cache.
+            keep: A cache for the bytes that are read of blocks.parquet; None reads without a cache.
+                Its keys contain the sha256 of the file, so bytes of another dataset are not
+                mistaken for them.
 
         Raises:
             FileNotFoundError: The table is missing.
@@ -356,14 +357,14 @@ def _open_tables(folder: Folder, manifest: Manifest) -> Dataset:
 def read_blocks(dataset: Dataset, shard: Shard, at_once: int = 1) -> Iterator[Block]:
     """Yields the blocks of a shard in order, each after a check of its crc32.
 
-    Blocks are read lazily. A whole dataset is read by a loop over `dataset.shards(...)` of every
-    pass.
+    Blocks are read lazily. To read a whole dataset, loop over `dataset.shards(split, seq_len,
+    pass_index)` for every split, length and pass.
 
     Args:
         dataset: An open dataset.
         shard: One of its shards.
-        at_once: How many threads read ahead. With 1 a block is read when it is asked for; with more
-            at most twice as many blocks are in memory.
+        at_once: With 1, a block is read when it is asked for. A larger number is the number of
+            threads that read ahead; then at most 2 * at_once blocks are in memory.
 
     Yields:
         A block of up to 65,536 // seq_len instances as numpy arrays. `Block` describes them, with
@@ -399,7 +400,7 @@ def read_block(dataset: Dataset, shard: Shard, number: int) -> Block:
     Args:
         dataset: An open dataset.
         shard: One of its shards.
-        number: The block's place in the shard, from 0.
+        number: The number of the block in the shard, from 0.
     """
     return _read_block(dataset, shard, dataset.blocks(shard), number)
 

@@ -1,18 +1,29 @@
 """Finds the instances that hold given documents, by the document columns of a dataset's blocks.
 
-A shard holds one bucket of documents, and the first bits of a document's id say which bucket
-(docs/format.md, section 1). So only one shard of each pass has to be looked into. What is found in
-a shard is kept in a cache folder, in one small file per shard:
+The document columns are document_a and document_b of `Block`. A shard has one bucket of documents,
+and the first bits of a document's id say which bucket (docs/format.md, section 1). So a document is
+looked for in only one shard of each pass. The documents of a shard, with the rows in which they
+are, are kept in a cache folder, in one small file per shard:
 
     CACHE_DIR/documents/7f/7f31...c2.ids     named by the shard's content hash
 
 The content hash is part of the dataset's root hash and covers the document columns, so a file can
-never belong to another dataset's shard. Files appear by rename, and several processes may fill the
-same folder. An interruption costs the shards that were being read.
+never belong to another dataset's shard. A file is written under another name and then renamed, so
+several processes may fill the same folder. An interruption loses only the shards that were being
+read.
 
-Bytes of a file, little-endian: 8 bytes of `_MAGIC`, the numbers D of documents and N of entries as
-uint64, D ascending ids as uint64, D + 1 bounds of the documents' entries as uint64, N entries as
-uint32 (row * 4 + 2 if the document is B + 1 if it is A), and the crc32 of all this as uint32.
+A file has one entry for each document of each instance. The entry is a uint32. Its 30 high bits are
+the row of the instance in the shard; bit 1 is set if segment B is from the document, and bit 0 if
+segment A is. If both segments are from the same document, they share one entry.
+
+The bytes of a file, little-endian:
+
+- the 8 bytes of `_MAGIC`,
+- D, the number of documents, and N, the number of entries, as uint64,
+- the first 64 bits of the documents' ids, D ascending uint64,
+- the bounds of the documents' entries, D + 1 uint64 (`ShardDocuments.bounds`),
+- the entries, N uint32,
+- the crc32 of all bytes before it, as uint32.
 """
 
 import contextlib
@@ -50,9 +61,10 @@ _IS_B = 2
 
 @dataclass(frozen=True)
 class Found:
-    """The instances that hold some documents, in the order of shards and rows; arrays are [F].
+    """The instances that have a segment from one of some documents, as arrays of F elements.
 
-    An instance is listed once for each document that was asked for and that it holds.
+    They are in the order of shards and rows. If both segments of an instance are from documents
+    that were asked for, and from different ones, the instance is there twice.
 
     Attributes:
         document: uint64. The document, the first 64 bits of its id.
@@ -138,13 +150,14 @@ class DocumentIndex:
                 yield _ShardPlace(index, self.dataset.all_shards[index], bucket, num_buckets)
 
     def _num_buckets(self, shards: Sequence[Shard]) -> int:
-        """Returns the number of buckets of a pass, or 1 if ids do not say the bucket.
+        """Returns the number of buckets of a pass; 1 if any shard of it may have any document.
 
-        Only a train split of our own build, which states a documents_hash, has its documents in
-        buckets by their ids.
+        A document's id says its bucket only in a train split of a dataset that `python -m pipeline
+        build` made. Such a dataset has a documents_hash in its settings. Its number of buckets is a
+        power of two.
 
         Args:
-            shards: All shards of the pass, by their names.
+            shards: All shards of the pass, sorted by name.
         """
         if self.split != "train" or "documents_hash" not in self.dataset.manifest.settings:
             return 1
@@ -158,10 +171,14 @@ class DocumentIndex:
 
     @contextlib.contextmanager
     def _told_of_reading(self, places: Sequence["_ShardPlace"]) -> Iterator[None]:
-        """Says how many shards must be read because the cache lacks them, and what that cost.
+        """Tells the user about shards that must be read because the cache does not have them.
+
+        The first line says how many shards and bytes are read. The line at the end of the `with`
+        statement says how long that took and how much space it takes in the cache. Nothing is said
+        if the cache has all the shards.
 
         Args:
-            places: The shards that are looked into while the context lasts.
+            places: The shards that are looked into in the body of the `with` statement.
         """
         missing = [place.shard for place in places if not self._path(place.shard).is_file()]
         if not missing:
@@ -177,11 +194,14 @@ class DocumentIndex:
         self._say(f"{what} took {seconds:.1f} s, and take {kept_bytes / 1e6:,.2f} MB there")
 
     def _find_in(self, wanted: Array, place: "_ShardPlace") -> Found:
-        """Returns the instances of one shard that hold some documents, in the order of rows.
+        """Returns the instances of one shard that have a segment from one of some documents.
 
         Args:
             wanted: The first 64 bits of the documents' ids, ascending.
             place: The shard.
+
+        Raises:
+            ValueError: The shard is damaged, or has a document of another bucket.
         """
         shard = place.shard
         documents = self._load(shard) or self._build(shard)
@@ -249,13 +269,14 @@ class DocumentIndex:
 
 @dataclass(frozen=True)
 class _ShardPlace:
-    """A shard, and which documents it can hold.
+    """A shard, and the bucket by which one sees which documents it can have.
 
     Attributes:
-        index: The shard as an index into `dataset.all_shards`.
+        index: The index of the shard in `dataset.all_shards`.
         shard: The shard.
-        bucket: The number of its bucket.
-        num_buckets: The number of buckets of its pass; 1 if the shard can hold any document.
+        bucket: The number of the shard's bucket.
+        num_buckets: The number of buckets of the shard's pass; 1 if the shard can have any
+            document.
     """
 
     index: int
@@ -264,7 +285,11 @@ class _ShardPlace:
     num_buckets: int
 
     def may_hold(self, ids: Array) -> bool:
-        """Returns whether one of the documents can be in the shard; ids [Q] uint64 ascend."""
+        """Returns whether the shard can have one of some documents.
+
+        Args:
+            ids: [Q] uint64, ascending, the first 64 bits of the documents' ids.
+        """
         if self.num_buckets == 1:
             return len(ids) > 0
         buckets = _bucket_of(ids, self.num_buckets)
@@ -273,7 +298,14 @@ class _ShardPlace:
         )
 
     def is_foreign(self, ids: Array) -> npt.NDArray[np.bool_]:
-        """Returns [D] bool: which of the documents [D] uint64 have ids of another bucket."""
+        """Returns whether each of some documents belongs to another bucket than the shard's.
+
+        Args:
+            ids: [D] uint64, the first 64 bits of the documents' ids.
+
+        Returns:
+            [D] bool.
+        """
         if self.num_buckets == 1:
             return np.zeros(len(ids), np.bool_)
         buckets = _bucket_of(ids, self.num_buckets)
@@ -289,7 +321,8 @@ def open_document_index(
     """Opens the index from documents to instances of one split of a dataset.
 
     Args:
-        dataset: The dataset; one that is being built has the passes that are known.
+        dataset: The dataset. If it is still being built, only the passes are searched that
+            `dataset.find_pass` has found.
         split: "train" or "validation".
         cache_dir: A folder on a disk of this machine; None for `default_cache_dir()`.
         say: Called with a line for people before shards are read, and with another one after that.
@@ -305,12 +338,13 @@ def default_cache_dir() -> Path:
 
 @dataclass(frozen=True)
 class ShardDocuments:
-    """The documents of one shard, and the rows that hold each.
+    """The documents of one shard, and the rows in which each of them is.
 
     Attributes:
-        ids: [D] uint64, ascending.
-        bounds: [D + 1] int64. Document d has the entries bounds[d] to bounds[d + 1] - 1.
-        entries: [N] uint32. row * 4 + 2 if the document is B + 1 if it is A.
+        ids: [D] uint64, ascending. The first 64 bits of the documents' ids.
+        bounds: [D + 1] int64. Document d has the entries `entries[bounds[d]:bounds[d + 1]]`.
+        entries: [N] uint32. One for each document of each instance: the row of the instance times
+            4, plus 2 if segment B is from the document, plus 1 if segment A is.
     """
 
     ids: Array
@@ -318,13 +352,14 @@ class ShardDocuments:
     entries: Array
 
     def find(self, wanted: Array) -> tuple[Array, Array]:
-        """Returns the documents that are in the shard, with their entries.
+        """Returns the entries of some documents. Documents that the shard does not have give none.
 
         Args:
-            wanted: [Q] uint64, ascending and distinct.
+            wanted: [Q] uint64, ascending and distinct, the first 64 bits of the documents' ids.
 
         Returns:
-            The document of each entry, [F] uint64, and the entry, [F] int64.
+            documents: [F] uint64, the document of each entry; F is the number of their entries.
+            entries: [F] int64, each a number as in `entries` of this class.
         """
         place = np.flatnonzero(np.isin(self.ids, wanted, assume_unique=True))
         counts = self.bounds[place + 1] - self.bounds[place]
@@ -410,7 +445,12 @@ def _write(path: Path, data: bytes) -> None:
 
 
 def _bucket_of(ids: Array, num_buckets: int) -> npt.NDArray[np.int64]:
-    """Returns the bucket of each document: of B buckets, number n holds ids from n/B to (n+1)/B."""
+    """Returns the number of the bucket of each document, which is the first bits of its id.
+
+    Args:
+        ids: uint64, the first 64 bits of the documents' ids.
+        num_buckets: The number of buckets, a power of two of at least 2.
+    """
     bits = num_buckets.bit_length() - 1
     return (np.asarray(ids, np.uint64) >> np.uint64(64 - bits)).astype(np.int64)
 
@@ -424,7 +464,10 @@ def _read_documents(dataset: Dataset, shard: Shard) -> Iterator[tuple[Array, Arr
 
 
 def _join_blocks(table: BlockTable) -> Iterator[tuple[int, int]]:
-    """Yields ranges of blocks (first, stop) of about _READ_BYTES each."""
+    """Yields ranges (first block, block after the last), each of at most _READ_BYTES if possible.
+
+    The bytes of a range are read by one request. A block that is larger is a range of its own.
+    """
     first = 0
     for number in range(len(table)):
         num_bytes = table.offset[number] + table.size[number] - table.offset[first]

@@ -1,8 +1,9 @@
 """Reads lists of documents that are to be left out, and looks their ids up in datasets.
 
-An instance holds the first 64 bits of the ids of its two documents (docs/format.md, section 2), so
-a list keeps no more of an id. The order of a list matters: a state of the stream names the first
-documents of the run's list by their number and their hash.
+A dataset stores only the first 64 bits of the ids of an instance's two documents (docs/format.md,
+section 2), so a list of documents has no more of them. The order of a list matters. Documents are
+added at the end of a training run's list. A saved state of the run's stream tells which of them it
+had already left out: it has their number, n, and a hash of the first n documents.
 """
 
 import hashlib
@@ -25,17 +26,17 @@ _ROWS_AT_ONCE = 1 << 16
 
 
 def read_document_list(name: str) -> tuple[int, ...]:
-    """Returns the documents of a file, in its order; one that is listed again is left out.
+    """Returns the documents that a file lists, in the order of its lines, each once.
 
-    A line begins with an id, or with the first 16 or more of its hex digits, and may go on after
-    white space. A line may also be a JSON object whose key `id` or `document` has the id. Empty
-    lines, and lines that begin with #, are passed over.
+    A line begins with the id of a document, or with the first 16 or more hex digits of the id.
+    Anything may follow after white space. A line may also be a JSON object that has the id under
+    the key `id` or `document`. Empty lines, and lines that begin with #, are ignored.
 
     Args:
         name: The file, on a local disk or at any URL that fsspec knows.
 
     Returns:
-        The first 64 bits of each id.
+        The first 64 bits of the id of each document.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -91,21 +92,22 @@ def format_document_list(documents: Iterable[int]) -> bytes:
 
 
 def hash_documents(documents: Iterable[int]) -> str:
-    """Returns blake2b-64, in hex, of a list in the form of `format_document_list`."""
+    """Returns the blake2b-64, in hex, of the bytes that `format_document_list` returns."""
     return hashlib.blake2b(format_document_list(documents), digest_size=8).hexdigest()
 
 
 def find_unknown(
     datasets: Sequence[Dataset], documents: Sequence[int], cache_dir: str | None = None
 ) -> list[int]:
-    """Returns the documents that no dataset holds, ascending.
+    """Returns those of some documents that are in none of the datasets, ascending.
 
-    Documents that are held out for validation, or that no pass uses, are held as well.
+    If a dataset has a documents.ids, all documents listed there are in it, also validation
+    documents and documents that no pass uses. Otherwise a document is in it if an instance is.
 
     Args:
         datasets: The datasets, which are finished.
-        documents: The first 64 bits of ids.
-        cache_dir: The folder of `open_document_index`, for datasets without documents.ids.
+        documents: The first 64 bits of the documents' ids.
+        cache_dir: As in `open_document_index`; used for datasets without documents.ids.
 
     Raises:
         StorageError: A store failed in every attempt.
@@ -148,8 +150,7 @@ def _held_of(dataset: Dataset, documents: Array, cache_dir: str | None) -> Array
     Args:
         dataset: The dataset.
         documents: The first 64 bits of the ids of the listed documents, ascending, uint64.
-        cache_dir: The folder of the index from documents to instances, which is used if the dataset
-            has no list of its documents; None for the default.
+        cache_dir: As in `open_document_index`; used if the dataset has no documents.ids.
     """
     if not dataset.folder.exists(DOCUMENT_IDS):
         splits = {group.split for group in dataset.manifest.groups}
