@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 
 INTERRUPTED = "interrupted"
-"""The line that an interrupted command prints, unless it knows more."""
+"""The line that an interrupted command prints, unless it can also say what is kept."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 Handler = Callable[[int, FrameType | None], None]
 

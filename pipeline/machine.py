@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 _WORKERS_PER_CORE = 4  # more workers than cores help if they wait for a slow store
 _WORKER_BYTES = 700 * 2**20
-"""Memory that is counted for a worker.
+"""The memory in bytes that a worker is assumed to need.
 
 The largest process in a build of full buckets took 647 MB (docs/results.md), which is 617 MiB. The
 rest is a margin for other text.

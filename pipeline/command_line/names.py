@@ -98,9 +98,15 @@ _ANSWERS = {
 """Setting of a launcher or of another program -> the advice, if no setting here does the same."""
 
 _NEAR = 0.75
-"""The least similarity of a name that is proposed, by difflib; --epochs and eps have 0.67."""
+"""The least similarity, as difflib measures it, of a name that is proposed.
+
+"epochs" and "eps", which must not be proposed for each other, have 0.67.
+"""
 _MISSPELT = 0.82
-"""The similarity from which on a name counts as a slip of a letter, and is proposed alone."""
+"""The least similarity of a name from which the unknown one differs by a slip of a letter.
+
+If there are such names, less similar ones are not proposed.
+"""
 
 
 def answer_unknown(

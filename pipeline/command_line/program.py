@@ -82,7 +82,7 @@ def run_program(
     """
     if "_ARGCOMPLETE" in os.environ:
         load("pipeline.command_line.completion:answer_shell")(program, commands)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a log would show a line with the next 8 kB
+    if isinstance(sys.stdout, io.TextIOWrapper):  # otherwise a log gets 8 kB at a time
         sys.stdout.reconfigure(line_buffering=True)
     try:
         try:
@@ -94,7 +94,7 @@ def run_program(
         closed = [stream for stream in (1, 2) if _has_no_reader(stream)]
         if not closed:
             raise
-        for stream in closed:  # at its end the interpreter writes what is still in the buffers
+        for stream in closed:  # at exit Python writes its buffers, which would fail once more
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
         return 128 + signal.SIGPIPE
 

@@ -315,7 +315,8 @@ def make(settings_class: Any, given: Mapping[str, Given], prefix: str = "") -> A
     try:
         return settings_class(**values)
     except ValueError as error:
-        # Its message begins with the name of a field, whose place in a file is put before it.
+        # The message begins with the name of a field. If a file gave its value, the message gets
+        # the file and the line before that.
         named = re.match(r"\w+(\[\d+\])?", str(error).removeprefix(prefix))
         given_value = given.get(f"{prefix}{named[0]}") if named else None
         raise ValueError(f"{given_value.where if given_value else ''}{error}") from error

@@ -48,7 +48,7 @@ _DECLARATION = re.compile(rb"<!(DOCTYPE|ENTITY)")
 _PAGES_WITHOUT_ROOT = re.compile(rb"<page>\s*<title>")
 
 Blocks = Iterable[tuple[bytes, bool]]
-"""Blocks of UTF-8, each with whether pages that start in the block belong to the range."""
+"""Blocks of UTF-8. The bool of each says whether pages that start in it belong to the range."""
 
 
 def read_pages(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[Record]:

@@ -165,7 +165,7 @@ def _split_at_masks(
         piece = originals.get(position, pieces[position])
         is_first = position == positions.start
         continues = piece.startswith(CONTINUATION)
-        if is_first == continues:  # a word begins, or the cut went through one
+        if is_first == continues:  # a word begins here, or the segment begins within one
             text += CONTINUATION if is_first else " "
         if position in originals:
             items += [text] if text else []
