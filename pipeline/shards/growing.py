@@ -136,7 +136,7 @@ class GrowingDataset(Dataset):
         return self._find_blocks[shard.folder](shard, attempts)
 
     def find_pass(self, split: str, seq_len: int, pass_index: int) -> bool:
-        """Returns whether a pass is complete; if so, its shards are known from then on.
+        """Returns whether a pass is complete. If it is, its shards are added to `all_shards`.
 
         Raises:
             ValueError: The pass's files are damaged or belong to another build, or the build ended
@@ -158,7 +158,10 @@ class GrowingDataset(Dataset):
         return len(self.folder.list())
 
     def _find_again(self, shard: Shard) -> bool:
-        """Looks anew for the block tables of a shard's pass; returns whether the pass is there.
+        """Looks again for the block tables of a shard's pass, in case they were moved or rewritten.
+
+        Returns:
+            Whether the pass is there. If so, its new block tables are used from now on.
 
         Raises:
             ValueError: The pass has other instances than before.
@@ -182,7 +185,10 @@ class GrowingDataset(Dataset):
         """Looks for a pass, first as a running build publishes it, then in the finished dataset.
 
         Returns:
-            The pass's shards and the function that finds their blocks; None if it is not complete.
+            shards: The shards of the pass.
+            find: The function that returns the block table of one of them.
+
+            None if the pass is not complete.
         """
         self.folder.filesystem.invalidate_cache()  # an old listing would hide new files
         try:

@@ -151,12 +151,15 @@ def pass_json(shards: Sequence[Shard], settings_hash: str) -> bytes:
 
 
 def parse_pass_json(data: bytes, folder: str, where: str) -> tuple[str, list[Shard]]:
-    """Parses pass.json; returns the hash of the build's settings, and the shards of the pass.
+    """Parses pass.json.
 
     Args:
         data: The bytes of the file.
         folder: The folder of the pass, in which its shards must be.
         where: The URL of the file, for messages.
+
+    Returns:
+        The hash of the build's settings, and the shards of the pass.
 
     Raises:
         ValueError: The file is damaged, or lists shards of another folder.
@@ -243,7 +246,7 @@ def parse_shards_table(data: bytes, where: str) -> list[Shard]:
         where: The URL of the file, for messages.
 
     Raises:
-        ValueError: The file is damaged, or a row of it cannot be.
+        ValueError: The file is damaged, or a row has impossible values.
     """
     file = read_parquet(data, SHARDS_SCHEMA, where, SHARDS_SCHEMA_OF_SOURCES)
     with named_damage(where):
@@ -276,7 +279,7 @@ def _hash_lines(lines: Iterable[str]) -> str:
 def read_parquet(
     source: Any, schema: pa.Schema, where: str, *others: pa.Schema, num_bytes: int | None = None
 ) -> pq.ParquetFile:
-    """Opens a Parquet table, and checks its columns and that its size is possible.
+    """Opens a Parquet table, and checks its columns and the sizes that its footer states.
 
     Args:
         source: The bytes of the file; or, if `num_bytes` is given, an open file.
@@ -300,10 +303,10 @@ def read_parquet(
 
 
 def open_parquet(source: Any, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
-    """Opens a Parquet file so that the checksums of pages are checked when they are read.
+    """Opens a Parquet file. When its pages are read, their checksums are checked.
 
-    The calling thread reads, because `pre_buffer` lets threads of Arrow hold a Python file for some
-    time longer, and a process that ends meanwhile crashes.
+    `pre_buffer` is off, so only the calling thread reads the file. Otherwise threads of Arrow would
+    keep a Python file for some time after the call, and a process that ends in this time crashes.
 
     Args:
         source: An open file, or a buffer of Arrow's.

@@ -36,8 +36,9 @@ class Shard:
         masked_as_mask: Number of masked positions that show [MASK].
         masked_kept: Number of masked positions that show the original token. Positions in neither
             number show another token.
-        seal: Number, tokens and exclusive or of the ids of all documents of its bucket. If the
-            weight of a source is below 1, this counts also documents that the pass leaves out.
+        seal: The seal of all documents of its bucket: their number, the number of their tokens, and
+            the exclusive or of their ids. If the weight of a source is below 1, documents that the
+            pass leaves out are included.
         source_tokens: Number of tokens from each source, by the source's number; empty if the
             dataset has one source.
     """

@@ -103,8 +103,9 @@ def pack_member(name: str, data: bytes) -> bytes:
 def _make_header(name: str, num_bytes: int) -> bytes:
     """Returns the header that tarfile makes for a file, in the format of POSIX.1-2001 (pax).
 
-    tarfile takes longer for a header than all else that a small sample needs. So the one block of
-    an ordinary file is made here: a name of at most 100 ASCII characters, and less than 8 GiB.
+    If the name has at most 100 ASCII characters, and the file less than 8 GiB, the header is one
+    block, which is made here and not by tarfile. For a small file, tarfile takes longer to make the
+    header than everything else takes together.
     """
     if len(name) > 100 or not name.isascii() or num_bytes >= 8**11:
         member = tarfile.TarInfo(name)

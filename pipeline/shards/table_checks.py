@@ -33,7 +33,7 @@ def check_manifest(manifest: Manifest) -> None:
     """Checks types and ranges of all fields of a parsed manifest.
 
     Raises:
-        ValueError: A field cannot be.
+        ValueError: A field has an impossible value.
     """
     for name in ("settings_hash", "vocab_sha256", "root_hash", "tokenizer_sha256"):
         _check_hash(name, getattr(manifest, name))
@@ -60,7 +60,7 @@ def check_shards(shards: Sequence[Shard]) -> None:
     """Checks all rows of shards.parquet, and that passes are numbered without a gap.
 
     Raises:
-        ValueError: A row cannot be, or a pass is missing.
+        ValueError: A row has impossible values, or the number of a pass is missing.
     """
     check_rows(shards)
     passes: dict[tuple[str, int], set[int]] = {}
@@ -76,7 +76,7 @@ def check_rows(shards: Sequence[Shard]) -> None:
     """Checks the rows of some shards, and that no two have the same name.
 
     Raises:
-        ValueError: A row cannot be, or a name is there twice.
+        ValueError: A row has impossible values, or two rows have the same name.
     """
     for row, shard in enumerate(shards):
         where = f"row {row}"

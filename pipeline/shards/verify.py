@@ -1,8 +1,9 @@
 """Verifies a dataset: reads all of its files once, and checks every byte, count and hash.
 
-The seals of a pass's train shards and of the validation shards of the same length must add up to
-the seal of the dataset (docs/format.md, section 3). All passes of a length share the validation
-shards.
+A seal is the number of some documents, the number of their tokens, and the exclusive or of their
+ids (pipeline.shards.seal). If the seals of the train shards of a pass and of the validation shards
+of the same length are added up, the sum must be the seal of the dataset (docs/format.md, section
+3). All passes of a length have the same validation shards.
 
 ```python
 from pipeline import open_dataset, verify_dataset
@@ -73,11 +74,14 @@ Place = tuple[int, int]
 
 
 def pass_seals(shards: Iterable[Shard]) -> dict[Place, Seal]:
-    """Adds up the seals of each pass: those of its train shards and of the validation shards.
+    """Returns the seal of the documents of each pass.
+
+    It is the sum of the seals of the train shards of the pass and of the validation shards of the
+    same length.
 
     Returns:
-        The seal by (seq_len, pass_index), in ascending order. A length that has validation shards
-            only is there as its pass 0.
+        A mapping from (seq_len, pass_index) to the seal, in ascending order. If a length has
+            validation shards only, it has a pass 0 with the seal of these.
     """
     held_out: dict[int, Seal] = {}
     trained: dict[Place, Seal] = {}
@@ -94,11 +98,14 @@ def pass_seals(shards: Iterable[Shard]) -> dict[Place, Seal]:
 
 
 def find_uncovered(manifest: Manifest, shards: Sequence[Shard]) -> Iterator[tuple[Place, str]]:
-    """Yields the passes whose buckets do not hold every document once, each with a message.
+    """Yields each pass that lacks a document of the dataset or has one twice, by its seal.
 
     Args:
         manifest: The manifest of the dataset.
         shards: All shards of the dataset.
+
+    Yields:
+        (seq_len, pass_index) of the pass, and a message with both seals.
     """
     for place, seal in pass_seals(shards).items():
         if seal != manifest.seal:
@@ -110,9 +117,10 @@ def find_uncovered(manifest: Manifest, shards: Sequence[Shard]) -> Iterator[tupl
 
 
 def describe_coverage(manifest: Manifest, shards: Sequence[Shard]) -> str:
-    """Says in a sentence that every document is in one bucket of each pass.
+    """Returns a sentence for the user: every document is in exactly one bucket of each pass.
 
-    The sentence is true only if `find_uncovered` yields nothing.
+    This is not checked here. Call `find_uncovered` first: the sentence is true only if that yields
+    nothing.
     """
     lengths = Counter(seq_len for seq_len, _ in pass_seals(shards))
     passes = " and ".join(
@@ -171,7 +179,11 @@ def verify_dataset(
 
 
 def _check_pinned(dataset: Dataset) -> Iterator[Finding]:
-    """Checks the files whose sha256 the manifest has, and the vocabulary against the manifest."""
+    """Checks vocab.txt, tokenizer.json and the tables against the manifest, which has their sha256.
+
+    Also checks that the size and the special tokens of the vocabulary are those of the manifest,
+    and that tokenizer.json has the same tokens and ids.
+    """
     contents: dict[str, bytes] = {}
     for name in (VOCAB, TOKENIZER, *dataset.manifest.tables_sha256):
         where = dataset.locate(name)
@@ -299,7 +311,7 @@ def _read_document_ids(dataset: Dataset) -> tuple[str, int, str]:
 
 
 def _check_files(dataset: Dataset) -> Iterator[Finding]:
-    """Finds files of the splits that no table lists, and shards that are copies of another."""
+    """Finds files in the splits' folders that no table lists, and shards with equal content."""
     known: set[str] = set()
     first_of: dict[str, str] = {}  # name of the first shard with a content hash
     for shard in dataset.all_shards:
@@ -358,7 +370,11 @@ class _OtherBytesError(ValueError):
 
 
 def _read_shard(dataset: Dataset, shard: Shard) -> bytes:
-    """Returns a shard's bytes, which are damaged if no attempt read the right sha256.
+    """Returns the bytes of a shard.
+
+    On a store, the shard is read again if its sha256 is not that of the shard table. If every
+    attempt reads a wrong sha256, the damaged bytes are returned, so that the caller can find out
+    which block is damaged.
 
     Raises:
         FileNotFoundError: The shard is missing.
