@@ -78,7 +78,9 @@ _COMPILED_MODULES = {
 def run_build(
     settings: BuildSettings, beam_arguments: Sequence[str], corpus: Corpus | None = None
 ) -> None:
-    """Runs `python -m pipeline build`: makes a dataset, or only says what it would make.
+    """Runs `python -m pipeline build`, which makes a dataset.
+
+    If `settings.plan` is true, it only prints an estimate of the dataset.
 
     Args:
         settings: Settings of the build.
@@ -86,7 +88,7 @@ def run_build(
         corpus: The input; if it is None, it is listed first.
 
     Raises:
-        FileExistsError: Another build writes there.
+        FileExistsError: Another build writes to the same folder.
         FileNotFoundError: A file that the settings name does not exist.
         ValueError: The settings, the input or a file in the output is at fault.
     """

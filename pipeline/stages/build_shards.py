@@ -66,7 +66,7 @@ class ShardInputs:
         settings: Settings of the build.
         vocabulary: The vocabulary that the documents were encoded with.
         store: The encoded documents.
-        held_out: Which of them are validation documents.
+        held_out: The documents that are held out for validation.
     """
 
     settings: BuildSettings
@@ -75,7 +75,12 @@ class ShardInputs:
     held_out: HeldOut
 
     def describe(self, shards: Sequence[Shard], seal: Seal) -> Manifest:
-        """Returns the manifest of a dataset with these shards; `seal` covers all its documents."""
+        """Returns the manifest of a dataset with these shards, without the hashes of its tables.
+
+        Args:
+            shards: All shards; none for the manifest of a build that begins.
+            seal: Seal of all documents of the dataset.
+        """
         return describe_dataset(
             self.settings, self.vocabulary, self.store, self.held_out, shards, seal
         )
@@ -165,8 +170,14 @@ def _find_finished(
 ) -> Built:
     """Returns the shards that need not be built.
 
-    A shard of a finished dataset is kept, unless its task has other documents now. A shard of an
-    interrupted build is kept if its record is valid.
+    A shard of a finished dataset is kept, unless its bucket must hold other documents now. A shard
+    of an interrupted build is kept if its record is valid (`read_records`).
+
+    Args:
+        folder: The folder of the dataset.
+        tasks: All shards of the dataset.
+        built: The shards of a finished dataset; empty if there is none.
+        settings_hash: Hash of the dataset's settings.
     """
     seals = {task.name: task.contents.seal for task in tasks}
     finished = {name: row for name, row in built.items() if seals.get(name) in (None, row[0].seal)}
@@ -218,17 +229,20 @@ def _run_job(
 def _seal_buckets(
     inputs: ShardInputs, buckets: Sequence[Bucket], folder: Folder
 ) -> dict[str, BucketContents]:
-    """Returns what each bucket must hold, by its name; writes documents.ids if it is not there.
+    """Computes what each bucket must hold, and writes documents.ids unless it is there.
 
-    Both are made in one walk over the index of the token parts.
+    Both are made from the index of the token parts, which is read once.
 
     Args:
         inputs: What the shards are made of.
         buckets: All buckets, of both splits.
         folder: The folder of the dataset.
 
+    Returns:
+        The contents of each bucket, by the bucket's name.
+
     Raises:
-        ValueError: The index and tokens.json are of different documents.
+        ValueError: The index has other documents than tokens.json says.
     """
     settings = inputs.settings
     store = inputs.store
@@ -253,10 +267,15 @@ def _seal_buckets(
 
 
 def _refuse_other_index(inputs: ShardInputs, documents_hash: str, num_tokens: int) -> None:
-    """Compares the hash and the tokens of the index's documents with those in tokens.json.
+    """Checks that the index of the token parts has the documents that tokens.json says.
+
+    Args:
+        inputs: What the shards are made of; its store is the content of tokens.json.
+        documents_hash: Hash of the ids of the documents of the index.
+        num_tokens: The number of their tokens.
 
     Raises:
-        ValueError: They differ.
+        ValueError: The hash or the number differs from that in tokens.json.
     """
     totals = inputs.store.totals
     if (documents_hash, num_tokens) != (totals.documents_hash, totals.tokens):
@@ -286,10 +305,13 @@ def _refuse_lost(lost: Sequence[ShardTask], num_tasks: int) -> None:
 
 
 def choose_buckets(settings: BuildSettings, totals: Totals, held_out: HeldOut) -> list[Bucket]:
-    """Returns the buckets of a corpus: of validation, if documents are held out, then of train.
+    """Divides the documents of a corpus into buckets.
+
+    Returns first the bucket of validation, if documents are held out, and then those of train.
 
     Args:
-        settings: May name the number of train buckets, and weights of sources.
+        settings: Settings of the build. They may state the number of train buckets. Otherwise it
+            follows from the size of the text and the weights of the sources.
         totals: Counts of the distinct documents.
         held_out: The validation documents.
 
@@ -309,15 +331,19 @@ def choose_buckets(settings: BuildSettings, totals: Totals, held_out: HeldOut) -
 
 
 def _claim_folder(folder: Folder, settings: BuildSettings, content: Mapping[str, Any]) -> Built:
-    """Claims a folder for a dataset; returns the shards of a finished one that is there already.
+    """Checks that a folder has no shards of other settings, and claims it for a dataset.
 
-    In a folder without a finished dataset, the content is written to settings.json under _tasks/.
-    Leftovers that have no such file are removed.
+    If the folder has no finished dataset, `content` is written to settings.json under _tasks/, so
+    that a later build with other settings refuses the folder. Shards of an unfinished build that
+    has no such file are removed.
 
     Args:
         folder: The folder of the dataset.
         settings: Settings of the build.
         content: The settings and documents that decide the instances.
+
+    Returns:
+        The shards of the finished dataset in the folder; empty if there is none.
 
     Raises:
         ValueError: The folder holds shards of other settings or documents.

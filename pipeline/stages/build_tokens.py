@@ -69,13 +69,13 @@ _TASK_SETTINGS = ("task_files", "task_overlap", "task_words")
 
 @dataclass(frozen=True)
 class Delivered:
-    """The content of parts.json: which documents one Beam pipeline gave, and which parts hold them.
+    """The content of parts.json: the documents that a user's Beam pipeline wrote by `WriteTokens`.
 
     Attributes:
-        documents: The number of documents that the pipeline gave; copies count too.
+        documents: The number of documents that the pipeline wrote; copies count too.
         digest: Sum of the hashes of all these documents, modulo 2**128, in hexadecimal. It does not
-            depend on their order, nor on how they were distributed over parts.
-        records: Names of the parts' records, sorted.
+            depend on their order, nor on how they were distributed over token parts.
+        records: Names of the records of the token parts that have the documents, sorted.
     """
 
     documents: int
@@ -87,7 +87,7 @@ def read_delivered(folder: Folder) -> Delivered:
     """Reads parts.json.
 
     Raises:
-        FileNotFoundError: No pipeline has finished writing there.
+        FileNotFoundError: No pipeline with `WriteTokens` has finished in this folder.
         ValueError: The file is damaged, or of an earlier version.
     """
     where = folder.locate(DELIVERED)
@@ -105,15 +105,16 @@ class TokenStore:
 
     Attributes:
         settings: The settings that decided the content of the documents.
-        parts_key: Hash of the parts of the input and of `choice`.
+        parts_key: Hash of the keys of the parts of the input, and of `choice`. If it is another
+            one, the token parts are indexed anew.
         part_names: Names of the token parts.
         counters: Numbers of documents that were read, dropped by reason, and cut, and of the
             sentences and tokens of all kept documents.
         totals: Counts of the distinct documents.
         source_counters: The counters of each source, by the source's number.
         dropped_examples: A few dropped documents for each reason.
-        choice: The settings that decided which documents are left out for the sake of others, or
-            held out for validation.
+        choice: The settings that decided which documents are left out because they are like other
+            documents, or are in other datasets, and how many are held out for validation.
         without_text: The first input files that gave no text.
         unknown_words: Some of the words that hold an [UNK], the commonest first.
     """
@@ -131,7 +132,10 @@ class TokenStore:
 
     @property
     def has_dropped(self) -> bool:
-        """Whether dropped.ids says which of the documents are left out."""
+        """Whether there is a file dropped.ids with the ids of documents to leave out.
+
+        If not, all documents of the token parts are used.
+        """
         return bool(self.totals.dropped)
 
     @property
@@ -141,9 +145,10 @@ class TokenStore:
 
     @property
     def deciding(self) -> dict[str, Any]:
-        """All settings that left documents out.
+        """The settings because of which documents were left out; they enter the settings hash.
 
-        They are `choice`, and the settings of task files if documents with their text were dropped.
+        They are those in `choice`. If documents with text of the task files were dropped, the
+        settings of task files are added.
         """
         if self.settings.get("task_overlap") != "drop":
             return {**self.choice}
@@ -208,13 +213,16 @@ def index_delivered(
 
 
 def _find_store(folder: Folder, key: str) -> TokenStore | None:
-    """Returns the store that an earlier launch made of the same parts; None if there is none.
+    """Reads the tokens.json that an earlier launch wrote for the same input and choice.
 
-    A store of other parts is removed.
+    A tokens.json with another `parts_key` is removed.
 
     Args:
         folder: The folder of token parts.
         key: The `parts_key` that the store must have.
+
+    Returns:
+        The store, or None if there is none with this key.
     """
     if folder.exists(STORE):
         store = read_store(folder)
@@ -318,10 +326,12 @@ def read_store(folder: Folder) -> TokenStore:
 
 
 def store_settings(settings: BuildSettings, vocab_sha256: str) -> dict[str, Any]:
-    """Returns what decides the content of a folder of token parts, and the layout of their files.
+    """Returns the content of settings.json in a folder of token parts.
 
-    Task files are identified by a hash of their bytes. Settings that are not used are left out, so
-    that the result stays the same when a later version adds a setting.
+    It has every setting that decides the content of the token parts, and the version of their
+    layout. Token parts may only be continued by a build with the same content. The names of task
+    files are replaced by a hash of their bytes. Settings that are not used are left out, so that
+    the content does not change when a later version of this program adds a setting.
 
     Args:
         settings: Settings of the build.
@@ -370,8 +380,8 @@ def tokens_rule(
     Args:
         settings: The settings of the build.
         vocabulary: The vocabulary that documents are encoded with.
-        send: Makes the value by which workers get the texts of the task files. `broadcast` may
-            write a file for them; `describe_broadcast` writes none.
+        send: Packs the texts of the task files for the workers: `broadcast`, which writes a file
+            if they are large, or `describe_broadcast`, which never writes one.
 
     Raises:
         ValueError: No text of the task files is long enough.
@@ -417,16 +427,23 @@ def _refuse_empty(counters: Mapping[str, int], totals: Totals) -> None:
 
 
 def _parts_key(keys: Sequence[str], choice: Mapping[str, Any]) -> str:
-    """Returns a hash of the keys of all parts, in any order, and of `TokenStore.choice`."""
+    """Returns the hash that `TokenStore.parts_key` describes.
+
+    Args:
+        keys: The keys of all parts of the input, or the names of the records of `Delivered`. Their
+            order does not matter.
+        choice: The settings as in `TokenStore.choice`.
+    """
     lines = sorted(keys)
     lines += [json.dumps(choice, sort_keys=True)] if choice else []
     return hashlib.blake2b("".join(lines).encode(), digest_size=16).hexdigest()
 
 
 def claim_tokens(settings: BuildSettings, vocabulary: Vocabulary) -> Folder:
-    """Claims the folder of token parts for these settings, and returns it.
+    """Returns the folder of token parts, after claiming it for the settings of this build.
 
-    Writes settings.json if it is not there. A folder has one set of settings.
+    Its settings.json is written if it is not there. A folder can only have token parts of one set
+    of settings.
 
     Raises:
         ValueError: The folder holds tokens of other settings.

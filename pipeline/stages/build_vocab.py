@@ -152,8 +152,8 @@ def _refuse_other_origin(
     Args:
         settings: Settings of the build.
         content: The content of vocab.json.
-        origin: What decides the vocabulary now (`_origin`).
-        files: All files of the input now.
+        origin: The result of `_origin` for the settings and the input of this launch.
+        files: All files of the input of this launch.
     """
     before = {key: value for key, value in content.items() if key not in (_FILES, _SHA256)}
     if before == origin:
@@ -175,18 +175,22 @@ def _refuse_other_origin(
 
 
 def _sizes(files: Sequence[InputFile]) -> dict[str, int]:
-    """Returns the sizes of files in bytes by their URLs; an empty dict if there are too many."""
+    """Returns the sizes of files in bytes by their URLs.
+
+    The result is empty if there are more than _MOST_FILES, so that vocab.json stays small.
+    """
     if len(files) > _MOST_FILES:
         return {}
     return {hide(file.url): file.size for file in files}
 
 
 def _describe_files(before: Mapping[str, int], now: Mapping[str, int]) -> str:
-    """Returns which input files are gone, new or of another size, for a message.
+    """Describes for a message which input files are gone, new or of another size.
 
     Args:
-        before: Sizes in bytes by URL; empty if they are not known.
-        now: The same of the files that are there now.
+        before: The sizes of the files of an earlier launch in bytes, by URL; empty if they are not
+            known.
+        now: The sizes of the files of this launch in bytes, by URL; empty if they are not known.
     """
     if not (before and now):
         return "other input files"
@@ -258,10 +262,13 @@ def reading_rule(settings: BuildSettings) -> ReadingRule:
 def make_vocabulary(
     settings: BuildSettings, words: Sequence[str], counts: Sequence[int]
 ) -> Vocabulary:
-    """Learns a vocabulary from counted words, or extends the one that `extend` names.
+    """Makes a vocabulary from counted words.
+
+    If `vocab_entries` is "words", its entries are the commonest words. Otherwise pieces of words
+    are learned, or, if `extend` names a vocabulary, are added to that one.
 
     Args:
-        settings: Settings of the build, which say how.
+        settings: Settings of the build.
         words: Distinct words.
         counts: How often each word occurs.
 
@@ -344,7 +351,10 @@ def _say_gain(
     words: Sequence[str],
     counts: Sequence[int],
 ) -> None:
-    """Prints into how many tokens a word of the sample is cut, before and after an extension.
+    """Prints how many pieces an extension of a vocabulary added, and what they save.
+
+    They save tokens: the line has the average number of tokens of a word of the sample, before and
+    after.
 
     Args:
         settings: Settings of the build.

@@ -1,8 +1,9 @@
-"""Chooses the documents of finished token parts that are left out because of other documents.
+"""Chooses the documents that are left out because of other documents, and writes dropped.ids.
 
-These are near-duplicates, and documents of other datasets that the user excludes. They are found
-after the tokens job and before the index, for a 256th of the ids at a time, and are written as
-dropped.ids (pipeline.tokens.dropped_ids).
+A document is left out if it is a near-duplicate of another one, or if it is also in a dataset whose
+documents the user excludes. These documents are found when all token parts are finished, before the
+parts are indexed. Ids are divided into 256 groups by their first byte, and one group is handled at
+a time, so that memory does not have to hold all ids.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,9 +47,9 @@ class Found(NamedTuple):
     """The result of looking for documents to leave out.
 
     Attributes:
-        reasons: Which of the reasons in `dropped_ids.REASONS` were checked, whether or not
-            documents were found for them.
-        near_duplicates: The first few near-duplicates, by id.
+        reasons: The reasons that were looked for, as in `dropped_ids.REASONS`. A reason is there
+            even if no document was found for it.
+        near_duplicates: The near-duplicates with the smallest ids, at most 12.
     """
 
     reasons: tuple[str, ...]
@@ -56,12 +57,11 @@ class Found(NamedTuple):
 
 
 def choice_content(settings: BuildSettings) -> dict[str, Any]:
-    """Returns the settings that decide which documents are left out because of other documents.
+    """Returns the settings that decide which documents are left out or held out (`TokenStore`).
 
-    The most tokens that may be held out for validation are among them.
-
-    Settings that have their default values are not in the result. Excluded datasets are identified
-    by the hashes of their documents.
+    They are near_duplicates, the datasets whose documents are excluded, and validation_tokens. The
+    datasets are identified by the hashes of their documents, not by their URLs. A setting that has
+    its default value is not in the result.
 
     Raises:
         FileNotFoundError: A dataset to exclude is not finished, or does not say which documents it
@@ -83,9 +83,9 @@ def choice_content(settings: BuildSettings) -> dict[str, Any]:
 def drop_documents(
     settings: BuildSettings, names: Sequence[str], index: LocalGroups, beam_arguments: Sequence[str]
 ) -> Found:
-    """Finds the documents of token parts that are left out, and writes dropped.ids.
+    """Finds the documents of token parts that are to be left out, and writes dropped.ids.
 
-    The file is not written if the settings leave none out.
+    The file is not written if the settings give no reason to leave documents out.
 
     Args:
         settings: Settings of the build.
@@ -156,11 +156,13 @@ def describe_near_duplicates(
 def _choose_groups(
     rows: Iterator[Rows], ids_by_reason: Mapping[str, Iterator[npt.NDArray[np.bytes_]]]
 ) -> Iterator[Rows]:
-    """Yields the rows of dropped.ids in 256 groups. The arguments are read lazily.
+    """Yields the rows of dropped.ids, in 256 groups by the first byte of the id.
+
+    Both arguments are read lazily, one group at a time.
 
     Args:
-        rows: The distinct documents of each group.
-        ids_by_reason: The ids in each group that are dropped, by the reason.
+        rows: For each group, its distinct documents.
+        ids_by_reason: For each reason, the ids to drop in each group.
     """
     for documents in rows:
         dropped_ids = {reason: next(groups) for reason, groups in ids_by_reason.items()}
@@ -192,12 +194,15 @@ def _open_excluded(settings: BuildSettings) -> list[Dataset]:
 def _read_found(
     folder: Folder, ranges: Sequence[KeyRange], examples: list[NearDuplicate]
 ) -> Iterator[npt.NDArray[np.bytes_]]:
-    """Yields the ids of near-duplicates that the job found, in 256 groups, lazily.
+    """Yields the ids of the near-duplicates that the near-duplicates job found, lazily.
 
     Args:
         folder: The folder of the token parts.
-        ranges: Name the files of the job.
-        examples: Receives the first near-duplicates, up to 12.
+        ranges: The ranges of keys that the job searched, with the names of the files of results.
+        examples: A list to which the first near-duplicates are added, at most 12 in all.
+
+    Yields:
+        The ids of a group. There are 256 groups, by the first byte of the id.
     """
     with open_groups(folder, [keys.file_name for keys in ranges], FOUND_DTYPE) as files:
         for group in files:

@@ -78,9 +78,9 @@ def _describe_source(
 
     Args:
         source: The source.
-        counters: What the records count of it.
+        counters: The counters in the records of token parts, summed over its documents.
         totals: Counts of its distinct documents.
-        validation: What it gives to validation.
+        validation: The documents of the source that are held out for validation.
     """
     return {
         "name": source.name,
@@ -92,7 +92,11 @@ def _describe_source(
 
 
 def _count_distinct(totals: Totals | SourceTotals) -> dict[str, int]:
-    """Returns the counts of distinct documents, of all sources or one, as counters."""
+    """Returns counts of distinct documents under the names of a manifest's counters.
+
+    Args:
+        totals: The counts of all sources together, or of one source.
+    """
     return {f"dropped_{reason}": count for reason, count in totals.dropped.items()} | {
         "dropped_duplicate": totals.duplicates,
         "documents": totals.documents,

@@ -63,8 +63,9 @@ class PlannedRead:
 
     Attributes:
         part: The part whose beginning is read.
-        stands_for: Number of stored bytes of the input that this beginning represents.
-        num_bytes: How much to read: bytes of a plain file, characters of text of any other.
+        stands_for: The number of bytes of the input, as stored, that this beginning represents.
+        num_bytes: How much to read, in bytes if the part is plain text. For other parts it is the
+            number of characters that the texts of the documents have.
     """
 
     part: Part
@@ -78,9 +79,10 @@ class Place:
 
     Attributes:
         source: Number of their source.
-        stands_for: Number of stored bytes of the input that these documents represent.
+        stands_for: The number of bytes of the input, as stored, that these documents represent.
         scale: The number of documents of the input that each document here represents: `stands_for`
-            divided by the stored bytes that were read. 0 if nothing was read.
+            divided by the number of stored bytes that were read, and more if `_drop_empty_places`
+            dropped other places of the source. 0 if nothing was read.
         cleaned: The documents, cleaned and filtered.
         documents: The same documents encoded; empty until `_encode_places` fills it.
     """
@@ -94,12 +96,12 @@ class Place:
 
 @dataclass(frozen=True)
 class InputCounts:
-    """Estimated size of the whole input, copies included. Lists are by the source's number.
+    """Estimated size of the whole input, before copies of documents are dropped.
 
     Attributes:
-        documents: Number of documents.
-        cleaned_bytes: Bytes of cleaned text as UTF-8.
-        tokens: Number of tokens.
+        documents: For each source, the number of its documents.
+        cleaned_bytes: For each source, the bytes of its cleaned text as UTF-8.
+        tokens: For each source, the number of its tokens.
     """
 
     documents: list[int]
@@ -288,10 +290,11 @@ def _describe_output(
 
 
 def _choose_reads(parts: Sequence[Part]) -> Iterator[PlannedRead]:
-    """Yields what to read of the input, source by source.
+    """Chooses the parts of the input whose beginnings make up the sample, source by source.
 
-    If a source has few parts or few bytes, the beginning of every part is read. Otherwise the
-    beginnings of eight parts are read, which are spread evenly over the bytes of the source.
+    If a source has at most 8 parts, or at most 4 MiB, the sample has the beginning of every part.
+    Otherwise it has the beginnings of 8 parts, which are spread evenly over the bytes of the
+    source. From a source 4 MiB are read in all.
     """
     for source in sorted({part.source for part in parts}):
         chosen = [part for part in parts if part.source == source]
@@ -312,9 +315,9 @@ def _stored_bytes(part: Part) -> int:
 
 
 def _cut_part(part: Part, num_bytes: int) -> Part:
-    """Returns the first `num_bytes` of a part of plain text.
+    """Returns the first `num_bytes` of a part of plain text, as a part.
 
-    It has more bytes if the last file in it is one document, because such a file is not cut.
+    A file that is one document is not cut. So the result may have more bytes.
     """
     ranges = []
     for whole in part.ranges:
@@ -331,9 +334,10 @@ def _cut_part(part: Part, num_bytes: int) -> Part:
 def _read_place(settings: BuildSettings, read: PlannedRead) -> Place:
     """Reads, cleans and filters the documents at one place of the input.
 
-    A part of plain text is cut to the bytes to read. Any other is read until its documents hold as
-    many characters, and further to the end of what the decompressor or reader took in with them, so
-    that the stored bytes that were read fit the documents.
+    From a part of plain text, `read.num_bytes` bytes are read. Other parts are read until the texts
+    of their documents have that many characters. Then reading goes on until the documents are used
+    up that the decompressor or reader had already taken from storage, so that the number of stored
+    bytes that were read fits the documents.
     """
     source = settings.corpus[read.part.source]
     is_all_plain = all(is_plain(whole.format, whole.url) for whole in read.part.ranges)
@@ -442,7 +446,11 @@ def _scale_counts(settings: BuildSettings, places: Sequence[Place]) -> InputCoun
 
 
 def _count_buckets(settings: BuildSettings, counts: InputCounts) -> int:
-    """Returns the number of train buckets, as if ids were spread evenly."""
+    """Returns the estimated number of train buckets.
+
+    It is computed as in a build, but the number of documents is taken to be the same for each
+    prefix of ids.
+    """
     prefixes = num_prefixes(sum(counts.cleaned_bytes))
     bounds = -(-np.arange(prefixes + 1) * sum(counts.documents) // prefixes)
     documents_by_prefix = np.diff(bounds)
@@ -455,10 +463,10 @@ def _count_buckets(settings: BuildSettings, counts: InputCounts) -> int:
 
 
 def _plan_length(places: Sequence[Place], rule: InstanceRule, train_share: float) -> LengthPlan:
-    """Builds one shard of all documents of the sample, and scales it to a pass of the input.
+    """Builds one shard of all documents of the sample, and scales its numbers up to a pass.
 
-    Every document is used once in the shard. Each instance is then weighted by the scale of its
-    document's place and by the weight of its source.
+    The shard uses every document once. An instance then counts as many times as the scale of its
+    place, times the weight of its source. The place and the source are those of the document of A.
 
     Args:
         places: The encoded documents.
@@ -485,7 +493,7 @@ def _plan_length(places: Sequence[Place], rule: InstanceRule, train_share: float
 
 
 def _find_warnings(settings: BuildSettings, parts: Sequence[Part]) -> Iterator[str]:
-    """Yields what slows the build down, or what the estimate leaves out."""
+    """Yields warnings about input that slows the build down, and about limits of the estimate."""
     long_parts = [part for part in parts if part.text_bytes > _LONG_PARTS * settings.part_bytes]
     if long_parts:
         longest = max(long_parts, key=lambda part: part.text_bytes)

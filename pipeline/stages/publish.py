@@ -1,7 +1,9 @@
 """Makes shards readable: each pass when it is complete, and in the end the whole dataset.
 
-The rows of all shards are held in memory. The tables of their blocks are not: they are read again
-from the records when they are written, as 76 million blocks of 80,000 shards would take 3 GB.
+To publish a pass or a dataset is to write its tables, without which its shards cannot be found.
+Memory holds the rows of all shards, but not their block tables. These are read again from the
+records of the shards when they are written, since 76 million blocks of 80,000 shards would take
+3 GB.
 """
 
 import dataclasses
@@ -47,23 +49,23 @@ Built = dict[str, tuple[Shard, Callable[[], BlockTable]]]
 
 
 class PassPublisher:
-    """Publishes the passes of a job while it is at work, each when its last shard is finished.
+    """Publishes each pass as soon as all its shards are finished, while the job goes on.
 
-    It is not safe for use by several threads.
+    Only one thread at a time may use it.
 
     Attributes:
-        built: The shards that are known to be there.
+        built: The shards that are known to be finished.
     """
 
     def __init__(
         self, folder: Folder, tasks: Sequence[ShardTask], built: Built, settings_hash: str
     ) -> None:
-        """Removes what an earlier job published of passes that are not complete now.
+        """Withdraws the passes that an earlier job published and that now lack shards.
 
         Args:
             folder: The folder of the dataset.
             tasks: All shards of the dataset.
-            built: The shards that are there.
+            built: The shards that are finished.
             settings_hash: Hash of the dataset's settings.
         """
         self.built = dict(built)
@@ -80,7 +82,11 @@ class PassPublisher:
         withdraw_passes(folder, incomplete)
 
     def look(self) -> int:
-        """Publishes passes that are complete now; returns how many of the job's shards are done."""
+        """Publishes the passes that have become complete since the last call.
+
+        Returns:
+            How many of the shards that were missing at the start are finished.
+        """
         files = (self._folder / RECORDS).list()
         self._unfinished = {
             name
@@ -98,7 +104,7 @@ class PassPublisher:
         return self._num_missing - len(self._unfinished)
 
     def _publish(self, names: Sequence[str]) -> None:
-        """Publishes the pass of which these are all shards."""
+        """Publishes a pass, given the names of all its shards."""
         shards = [self.built[name][0] for name in names]
         readers = [self.built[name][1] for name in names]
         tables = map_ahead(lambda read: read(), readers)
@@ -117,8 +123,9 @@ def read_records(
         folder: The folder of the dataset.
         tasks: The shards to look for.
         settings_hash: Hash of the dataset's settings.
-        place: A folder in the dataset that holds the shards of all the tasks. Only this is listed;
-            by default the whole dataset is.
+        place: A folder in the dataset that has the shards of all the tasks, such as
+            "train/L128/pass-00". Only this folder is listed. If it is empty, the whole dataset is
+            listed.
     """
     prefix = f"{place}/" if place else ""
     shards_folder = folder / place if place else folder
@@ -154,13 +161,15 @@ def _read_blocks(folder: Folder, task: ShardTask, settings_hash: str) -> BlockTa
 
 
 def planned_groups(tasks: Sequence[ShardTask], built: Built) -> tuple[Group, ...]:
-    """Returns the groups of a dataset that is being built, one for each split and length.
+    """Returns the groups for the manifest of a dataset that is being built, by split and length.
 
-    They have the numbers of passes and shards that there will be, and 0 for every total.
+    The numbers of passes and shards are those that the finished dataset will have. All other counts
+    are 0.
 
     Args:
         tasks: All shards that this build plans.
-        built: The shards that are there. A finished dataset may have some that no task plans.
+        built: The shards that are finished. A dataset to which a build adds passes or lengths may
+            have shards that are not in `tasks`; they count too.
     """
     shards = {(task.bucket.split, task.seq_len, task.pass_index, task.name) for task in tasks}
     for shard, _ in built.values():
@@ -226,7 +235,8 @@ def remove_leftovers(folder: Folder) -> None:
 def remove_unfinished(folder: Folder) -> None:
     """Removes the shards and records of a build that is not finished, if there is one.
 
-    A finished dataset has no records, so nothing of it is removed.
+    Nothing is removed if there is a manifest, which means that the dataset is finished, or if there
+    are no records.
     """
     files = folder.list()
     has_records = any(name.startswith(f"{RECORDS}/") for name in files)

@@ -1,8 +1,9 @@
 """Finds signs, while a dataset is made, that it will not be the dataset that the user wants.
 
-If the vocabulary is of another language, every word becomes [UNK]. If no sentences are found in the
-text, every pair is random. Either dataset would be complete, and its shards valid. An odd value is
-reported in one line. A value that is surely a mistake stops the build, unless a setting allows it.
+For example, if the vocabulary is of another language, every word becomes [UNK]. If the text is not
+divided into sentences, every pair has a random second segment. Such a dataset would be complete and
+its shards valid, but a model would learn nothing from it. So an unusual value is reported in one
+line. A value that is surely a mistake stops the build, unless a setting allows it.
 """
 
 from collections.abc import Sequence
@@ -36,7 +37,7 @@ def check_tokens(settings: BuildSettings, vocabulary: Vocabulary, store: TokenSt
 
 
 def _check_unknown(settings: BuildSettings, vocabulary: Vocabulary, store: TokenStore) -> None:
-    """Tells the user if more than 1 % of the tokens are [UNK], with some words that are.
+    """Tells the user if more than 1 % of the tokens are [UNK], with examples of such words.
 
     Raises:
         ValueError: The share of [UNK] is above max_unknown.
@@ -87,8 +88,10 @@ def _sentences_a_document(store: TokenStore) -> float:
 def _fewest_sentences(settings: BuildSettings) -> float:
     """Returns the least average number of sentences per document that max_random_next allows.
 
-    With fewer, too many pairs are random: among documents of one or two sentences, only half of
-    those with two give a pair that is not random.
+    A document of one sentence always gives a pair with a random second segment, and one of two
+    sentences does in half of all cases. If all documents have one or two sentences, and s on
+    average, at most a share of (s - 1) / 2 of the pairs is not random. If s is less than
+    1 + 2 * (1 - max_random_next), this is below 1 - max_random_next.
     """
     return 1 + 2 * (1 - settings.max_random_next)
 
