@@ -214,7 +214,7 @@ def mask_instances(
 
     Args:
         input_ids: [T] tokens of all instances end to end; changed in place.
-        offsets: [N + 1] the first token of each instance, and T.
+        offsets: [N + 1] the index of the first token of each instance, and T at the end.
         segment_a_length: [N] the number of tokens of [CLS] A [SEP].
         rule: The rule by which instances are masked.
         draws: The random draws.
@@ -319,7 +319,7 @@ def _choose_words(
 
     Args:
         continues: [T] whether each token continues a word.
-        offsets: [N + 1] the first token of each instance, and T.
+        offsets: [N + 1] the index of the first token of each instance, and T at the end.
         segment_a_length: [N] the number of tokens of [CLS] A [SEP].
         counts: [N] the most positions to mask.
         draws: The random draws.

@@ -44,12 +44,12 @@ class Pairs:
     """N pairs of segments, as spans of the tokens of a bucket's documents laid end to end.
 
     Attributes:
-        document_a: [N] the number of the document that A is from.
-        a_start: [N] the first token of A.
-        a_stop: [N] one past the last token of A.
-        document_b: [N] the number of the document that B is from.
-        b_start: [N] the first token of B.
-        b_stop: [N] one past the last token of B.
+        document_a: [N] the index of the document that A is from.
+        a_start: [N] the index of the first token of A.
+        a_stop: [N] one past the index of the last token of A.
+        document_b: [N] the index of the document that B is from.
+        b_start: [N] the index of the first token of B.
+        b_stop: [N] one past the index of the last token of B.
         is_random_next: [N] whether B is from another document and does not follow A.
     """
 
@@ -74,7 +74,7 @@ class PackedPairs(NamedTuple):
 
     Attributes:
         input_ids: [T] the tokens of all instances.
-        offsets: [N + 1] the first token of each instance, and T.
+        offsets: [N + 1] the index of the first token of each instance, and T at the end.
         segment_a_length: [N] the number of tokens of type 0 of each instance: [CLS] A [SEP].
     """
 
@@ -200,8 +200,8 @@ def make_pairs(
     Args:
         sentence_lengths: [S] the number of tokens of each sentence, at least 1, of all documents
             end to end.
-        sentence_offsets: [D + 1] the first sentence of each document, and S. Every document has a
-            sentence.
+        sentence_offsets: [D + 1] the index of the first sentence of each document, and S at the
+            end. Every document has at least one sentence.
         seeds: A seed of 128 bits for each of `rows`.
         seq_len: The most tokens an instance may have, the three special ones included.
         short_seq_prob: The share of documents whose pairs have a shorter target length, drawn at

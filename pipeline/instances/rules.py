@@ -279,10 +279,14 @@ def _partly_masked(block: Block, is_continuation: Bools) -> Bools:
 
 
 def _owners(offsets: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
-    """Returns the number of the instance to which each token, or each masked position, belongs.
+    """Returns the index of the instance to which each token, or each masked position, belongs.
 
     Args:
-        offsets: [N + 1] the first token, or the first masked position, of each instance.
+        offsets: [N + 1] the `offsets` of a block for its tokens, or its `masked_offsets` for its
+            masked positions.
+
+    Returns:
+        [T] or [M] int64.
     """
     return np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
 

@@ -60,10 +60,9 @@ class BandTask:
 
 @dataclass(frozen=True)
 class KeyRange:
-    """A range of band keys, which one task searches for near-duplicates.
+    """A range of the keys of bands. One task searches the documents with these keys.
 
-    Documents that share the key of a band may be near-duplicates. A range is all keys whose first
-    byte is within two bounds.
+    The range is all keys whose first byte is at least `first` and at most `last`.
 
     Attributes:
         first: The smallest first byte of the range.

@@ -32,11 +32,11 @@ _ENDED = {"DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED"}
 
 
 class Job:
-    """One job that is submitted to a runner.
+    """A job that `run` submits to a runner.
 
     Attributes:
         describe: Name of the job, for messages.
-        folder: The folder that the job writes to.
+        folder: The folder that the job writes to. It also receives the file that names the job.
     """
 
     def __init__(self, describe: str, folder: Folder) -> None:
@@ -45,7 +45,9 @@ class Job:
         self._result: PipelineResult | None = None  # set when the job is submitted
 
     def run(self, pipeline: beam.Pipeline) -> None:
-        """Submits a pipeline and waits for its end; cancels it if this process is told to end.
+        """Submits a pipeline as a job, and waits for the end of the job.
+
+        If this process is told to end meanwhile, the job is cancelled.
 
         Raises:
             ValueError: A job that an earlier launcher began is still at work in the folder.
@@ -69,13 +71,13 @@ class Job:
                 self.folder.remove([RECORD])
 
     def _look_for_another(self, options: PipelineOptions) -> None:
-        """Looks for a job in the folder that an earlier launcher has left at work.
+        """Refuses to go on if a job of an earlier launcher still writes to the folder.
 
-        A launcher that was killed leaves the job's record. If the runner does not know that job,
-        the user is warned.
+        A launcher that was killed leaves a file with the id of its job. The runner is asked for the
+        state of that job. If it does not tell the state, the user is only warned.
 
         Raises:
-            ValueError: The job is still at work, or the record is damaged.
+            ValueError: The job is still at work, or the file is damaged.
         """
         try:
             record = json.loads(self.folder.read(RECORD))
@@ -101,9 +103,10 @@ class Job:
         self._say(f"{where} may still be at work here: {unknown}")
 
     def state(self) -> str:
-        """Returns the job's state as its runner calls it, such as RUNNING.
+        """Returns the state of the job in the runner's words, such as "RUNNING".
 
-        It is empty for a local job, and "does not answer" if the runner raises an error.
+        For a local job, and before a job is submitted, the result is empty. If the runner raises an
+        error, it is "does not answer".
         """
         if self._result is None or not _job_id(self._result):
             return ""
@@ -165,7 +168,16 @@ def _endpoint(options: PipelineOptions) -> str:
 
 
 def _ask_state(options: PipelineOptions, job: str) -> str:
-    """Asks the runner for the state of a job by its id; returns "" if it does not know the job."""
+    """Asks the runner for the state of a job.
+
+    Args:
+        options: Beam's options, which name a job server or a project on Google Cloud.
+        job: The runner's id of the job.
+
+    Returns:
+        The state in the runner's words, such as "RUNNING". Empty if the runner does not know the
+            job, does not answer, or is neither a job server nor Dataflow.
+    """
     endpoint = _endpoint(options)
     if endpoint:
         with contextlib.suppress(grpc.RpcError), grpc.insecure_channel(endpoint) as channel:
@@ -184,7 +196,8 @@ def _ask_state(options: PipelineOptions, job: str) -> str:
 def first_line(error: Exception) -> str:
     """Returns the first line of a runner's error, without secrets.
 
-    gRPC's errors hold the server's message in `details()`, apart from gRPC's own text.
+    For an error of gRPC this is the server's message, which is in `details()`, and not the text
+    that gRPC adds to it.
     """
     details = getattr(error, "details", None)
     message = str(details() if callable(details) else error).strip()
@@ -194,7 +207,8 @@ def first_line(error: Exception) -> str:
 def _job_id(result: PipelineResult) -> str:
     """Returns the runner's id of a job; empty for a local job.
 
-    Dataflow's result has it as a method, the results of portable runners as an attribute.
+    It is the attribute `job_id` or `_job_id` of the result, depending on the runner. With Dataflow
+    it is a method.
     """
     job_id = getattr(result, "job_id", None) or getattr(result, "_job_id", "")
     return str(job_id() if callable(job_id) else job_id)

@@ -54,9 +54,10 @@ worker_guard.watch_in_workers()
 
 
 class DocumentListCoder(beam.coders.Coder):  # type: ignore[misc]
-    """Encodes lists of documents by pickle, and guesses their size.
+    """Encodes lists of documents by pickle, and estimates their encoded size.
 
-    Without the guess, Beam would pickle lists of megabytes once more to measure them.
+    Beam asks for the size of elements. Without the estimate, it would pickle each list, which has
+    megabytes, only to measure it.
     """
 
     def encode(self, value: DocumentList[Any]) -> bytes:

@@ -251,7 +251,7 @@ class Dataset:
 
     @contextlib.contextmanager
     def _named_absence(self, name: str) -> Iterator[None]:
-        """Adds the file's URL, and what to do, to the message of a FileNotFoundError."""
+        """Replaces a FileNotFoundError of the body by one with the file's URL and what to do."""
         try:
             yield
         except FileNotFoundError as error:

@@ -371,11 +371,11 @@ class ShardDocuments:
 
 
 def collect_documents(document_a: Array, document_b: Array) -> ShardDocuments:
-    """Returns which documents a shard holds, and in which rows.
+    """Returns the documents of a shard and the rows in which each of them is.
 
     Args:
-        document_a: [N] uint64, the document of A of each row of the shard.
-        document_b: [N] uint64, the document of B.
+        document_a: [R] uint64, for each row of the shard the document that A is from.
+        document_b: [R] uint64, for each row of the shard the document that B is from.
     """
     assert len(document_a) < _MAX_ROWS, f"{len(document_a)} rows in a shard"
     rows = np.arange(len(document_a), dtype=np.uint32) << np.uint32(2)

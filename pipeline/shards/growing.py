@@ -50,7 +50,7 @@ FindBlocks = Callable[[Shard, int], BlockTable]
 def publish_pass(folder: Folder, rows: Sequence[ShardBlocks], settings_hash: str) -> None:
     """Writes the tables of a complete pass, so that it can be read before the manifest is there.
 
-    pass.json is written last: once it is there, the pass is complete.
+    pass.json is written last, so its presence tells readers that the pass is complete.
 
     Args:
         folder: The folder of the dataset.
@@ -68,8 +68,9 @@ def publish_pass(folder: Folder, rows: Sequence[ShardBlocks], settings_hash: str
 def withdraw_passes(folder: Folder, passes: Sequence[str]) -> None:
     """Removes the files that `publish_pass` wrote, because a shard was lost and is built again.
 
-    Each file is asked for by its name, because a reader may see a file that a listing leaves out.
-    Only files that exist are removed, as on the Hugging Face Hub every removal is a commit.
+    The folder is not listed, because a listing may leave out a file that readers see. Instead each
+    file is looked for by its name. Only files that exist are removed, because on the Hugging Face
+    Hub every removal is a commit.
 
     Args:
         folder: The folder of the dataset.
@@ -276,9 +277,9 @@ class WaitPolicy:
     Attributes:
         limit_seconds: Waiting ends with an error if the number of the dataset's files has not
             changed for this many seconds.
-        say: Called with a message for people when the waiting begins, and with another one when
-            it has succeeded.
-        stop: Ends the waiting early when it is set.
+        say: Called with a message for the user when the waiting begins, and with another one when
+            the build has made what was waited for.
+        stop: An event. If it is set, the waiting ends with an error.
     """
 
     limit_seconds: float = 3600.0

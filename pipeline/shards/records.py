@@ -137,9 +137,11 @@ class Manifest:
         vocab_sha256: The sha256 of vocab.txt.
         tokenizer_sha256: The sha256 of tokenizer.json.
         vocab_size: Number of tokens in the vocabulary.
-        special_ids: Ids of pad, unk, cls, sep and mask.
+        special_ids: The ids of the special tokens, by their names "pad", "unk", "cls", "sep" and
+            "mask".
         groups: Totals of each split and length.
-        counters: Numbers of documents and characters that were read, dropped by reason, and kept.
+        counters: Numbers of documents, sentences and tokens by name, such as "documents_read",
+            "dropped_duplicate" and "documents", which are those kept.
         root_hash: Hash of the content of all shards (docs/format.md, section 4).
         seal: Seal of all documents that were kept: their number, their tokens and the exclusive or
             of their ids (docs/format.md, The seal).

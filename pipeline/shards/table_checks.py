@@ -129,8 +129,9 @@ def check_blocks(table: BlockTable, shard: Shard) -> None:
 def check_parquet(file: pq.ParquetFile, num_bytes: int) -> None:
     """Checks the sizes that a Parquet file's footer states, before its rows are read.
 
-    A table has at most one row per byte of its file: each row has a hash or a checksum, which
-    cannot be compressed to less than a byte.
+    A file can have at most as many rows as bytes, because each row has a hash or a checksum, which
+    cannot be compressed to less than a byte. Decompressed, its columns may have at most 64 times as
+    many bytes as the file, and 64 KiB more.
 
     Args:
         file: The table.
@@ -169,7 +170,10 @@ def check_range(name: str, values: Any, least: int, most: int) -> None:
 
 
 def _check_row(row: "Shard | Group", where: str) -> None:
-    """Checks the types of a row's fields, and that its counts fit one another."""
+    """Checks the types of a row's fields, and that its counts are possible together.
+
+    For example, an instance has at most `seq_len` tokens, and at most all tokens are masked.
+    """
     _expect(row.split in SPLITS, f"{where}, split", row.split, f"one of {', '.join(SPLITS)}")
     for field in dataclasses.fields(row):
         name = f"{where}, {field.name}"

@@ -203,19 +203,22 @@ def _refuse_other_tokens(
 
 @contextlib.contextmanager
 def _writing(settings: BuildSettings, *, only_reads_tokens: bool = False) -> Iterator[None]:
-    """Locks the output while the body of the `with` statement writes to it.
+    """Locks the output and the folder of encoded documents during the body of the `with` statement.
 
-    No other build can then write into the same local folders. Object stores have no locks. If two
+    No other build can then write to the same local folders. Object stores have no locks. If two
     builds write to the same folder of a store, one of them finds other files than its counts and
-    seals say, and ends with an error. Temporary files are kept in a separate folder.
+    seals say, and ends with an error.
+
+    During the body, temporary files of this process and its workers are in a folder of their own
+    (`scratch_folder`).
 
     Args:
-        settings: Name the output and the folder of encoded documents.
+        settings: Settings of the build, which name both folders.
         only_reads_tokens: Whether the folder of encoded documents is only read, which several
             builds may do at once.
 
     Raises:
-        FileExistsError: Another build writes there.
+        FileExistsError: Another build writes to one of the folders.
         ValueError: The output cannot be written to, which is found before any work is done.
     """
     output = settings.open_output()
@@ -241,9 +244,9 @@ def _writing(settings: BuildSettings, *, only_reads_tokens: bool = False) -> Ite
 
 
 def _say_what_is_one_document(corpus: Corpus) -> None:
-    """Warns of a text file that is one document and more than half of the input.
+    """Warns the user if one text file is read as one document and is more than half of the input.
 
-    Probably it holds many documents, which the user should say how to divide.
+    Such a file probably has many documents, and the user should say how they are divided.
 
     Raises:
         ValueError: The file is the whole input.

@@ -161,7 +161,10 @@ def make_tokens(
     parts: Sequence[Part],
     beam_arguments: Sequence[str],
 ) -> TokenStore:
-    """Encodes every part that is not finished yet and returns the store of all of them.
+    """Encodes every part of the input that is not finished yet, and indexes all token parts.
+
+    Returns the content of the tokens.json that it writes. If an earlier launch has written it for
+    the same input and settings, it is only read.
 
     Args:
         settings: Settings of the build.
@@ -170,8 +173,8 @@ def make_tokens(
         beam_arguments: The user's arguments for Beam.
 
     Raises:
-        ValueError: The folder holds tokens of other settings, the input is malformed, or all of it
-            is dropped.
+        ValueError: The folder holds tokens of other settings or of a user's Beam pipeline, the
+            input is malformed, or all of it is dropped.
     """
     folder = claim_tokens(settings, vocabulary)
     if folder.exists(DELIVERED):
@@ -193,7 +196,9 @@ def make_tokens(
 def index_delivered(
     settings: BuildSettings, vocabulary: Vocabulary, beam_arguments: Sequence[str]
 ) -> TokenStore:
-    """Returns the store of the token parts that `WriteTokens` has written; indexes them if needed.
+    """Indexes the token parts that `WriteTokens` has written, unless they are indexed already.
+
+    Returns the content of tokens.json.
 
     Args:
         settings: Settings of the build.

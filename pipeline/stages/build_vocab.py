@@ -212,10 +212,12 @@ def write_tokenizer(folder: Folder, vocabulary: Vocabulary, rule: WordRule) -> N
 
 
 def _origin(settings: BuildSettings, files: Sequence[InputFile]) -> dict[str, Any]:
-    """Returns the facts that decide the vocabulary: the given file, or the input and settings.
+    """Returns what decides the vocabulary, which vocab.json stores.
 
-    Some settings are left out at their default values, so that a vocab.json from before these
-    settings still fits.
+    For a vocabulary that the user gave, this is its hash and the rule that divides text into words.
+    For one that is learned, it is a hash of the names and sizes of the input files, and the
+    settings for reading and learning. Newer settings are left out if they have their default
+    values, so that the vocab.json of an earlier version still matches.
     """
     if settings.vocab:
         vocabulary = read_vocabulary(settings, settings.vocab)
