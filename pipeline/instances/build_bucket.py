@@ -40,9 +40,9 @@ class InstanceRule:
         masking: The rule by which instances are masked.
         nsp_balance: "reference" draws a random B as often as google-research/bert, "exact" for half
             of the instances.
-        weights: For each source, how often a pass uses one of its documents, in millionths: 500,000
-            uses every second document, 2,000,000 uses each twice. Empty if each document is used
-            once.
+        weights: For each source, how often a pass uses one of its documents, in millionths: with
+            500,000 half of the documents are used, with 2,000,000 each is used twice. Empty if each
+            document is used once.
     """
 
     seq_len: int

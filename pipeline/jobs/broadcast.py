@@ -126,7 +126,7 @@ class CreateElements(
         )
 
     def _create(self, pipeline: beam.Pipeline) -> beam.PCollection:
-        """Adds the elements to a pipeline; writes the files if the list is long."""
+        """Adds the elements to a pipeline, without the check of the workers' code."""
         if len(json.dumps(self._elements, default=_to_json)) <= MAX_INLINE_BYTES:
             return pipeline | beam.Create(self._elements, reshuffle=True)
         lists = [

@@ -1,7 +1,7 @@
 """Brings the encoded documents of each bucket together, in one of two ways with the same result.
 
-Token parts are the files of encoded documents. Each holds documents of many buckets. A bucket is a
-range of document ids, and one shard is built of its documents for every length and pass.
+Token parts are the files of encoded documents. Each has documents of many buckets. A bucket is the
+documents of one split whose ids are in a range. One shard is built of it for every length and pass.
 
 - With `files`, the worker that builds a shard reads the documents of the bucket from every token
   part.

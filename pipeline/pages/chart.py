@@ -33,11 +33,11 @@ Point = tuple[float, float]
 
 
 class Curve(NamedTuple):
-    """Values to draw, in the order of x.
+    """A curve of a chart.
 
     Attributes:
         label: The curve's name.
-        points: x and y of each value.
+        points: (x, y) of each value to draw, in the order of x.
         look: "line" for many noisy values; "dots" for few exact ones; "guess" for an estimated
             level, which is drawn across the whole width.
         colour: Number of the colour, modulo NUM_COLOURS.

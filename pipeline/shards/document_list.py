@@ -102,7 +102,8 @@ def find_unknown(
     """Returns those of some documents that are in none of the datasets, ascending.
 
     If a dataset has a documents.ids, all documents listed there are in it, also validation
-    documents and documents that no pass uses. Otherwise a document is in it if an instance is.
+    documents and documents that no pass uses. Otherwise only those documents are in it of which it
+    has an instance.
 
     Args:
         datasets: The datasets, which are finished.

@@ -140,8 +140,8 @@ class Manifest:
         special_ids: The ids of the special tokens, by their names "pad", "unk", "cls", "sep" and
             "mask".
         groups: Totals of each split and length.
-        counters: Numbers of documents, sentences and tokens by name, such as "documents_read",
-            "dropped_duplicate" and "documents", which are those kept.
+        counters: Numbers of documents, sentences and tokens by name. Some of the names are
+            "documents_read", "dropped_duplicate", and "documents" for the documents that are kept.
         root_hash: Hash of the content of all shards (docs/format.md, section 4).
         seal: Seal of all documents that were kept: their number, their tokens and the exclusive or
             of their ids (docs/format.md, The seal).

@@ -98,7 +98,7 @@ def pass_seals(shards: Iterable[Shard]) -> dict[Place, Seal]:
 
 
 def find_uncovered(manifest: Manifest, shards: Sequence[Shard]) -> Iterator[tuple[Place, str]]:
-    """Yields each pass that lacks a document of the dataset or has one twice, by its seal.
+    """Yields each pass whose seal shows that it lacks a document of the dataset, or has one twice.
 
     Args:
         manifest: The manifest of the dataset.

@@ -1,9 +1,9 @@
 """Finds signs, while a dataset is made, that it will not be the dataset that the user wants.
 
 For example, if the vocabulary is of another language, every word becomes [UNK]. If the text is not
-divided into sentences, every pair has a random second segment. Such a dataset would be complete and
-its shards valid, but a model would learn nothing from it. So an unusual value is reported in one
-line. A value that is surely a mistake stops the build, unless a setting allows it.
+divided into sentences, every pair has a random second segment. Such a dataset would be complete,
+and its shards valid, so no other check would find this. An unusual value is reported in one line. A
+value that is surely a mistake stops the build, unless a setting allows it.
 """
 
 from collections.abc import Sequence
