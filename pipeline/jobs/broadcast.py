@@ -152,14 +152,14 @@ def hash_code() -> str:
 
 
 def refuse_other_code(element: Any, launchers: str) -> Any:
-    """Returns the element unchanged, if this process has the same code as the launcher.
+    """Returns an element unchanged, after checking that this worker has the launcher's code.
 
     Args:
         element: Any element of a PCollection.
-        launchers: The launcher's `hash_code`.
+        launchers: The result of `hash_code` in the launcher.
 
     Raises:
-        ValueError: This process has other code.
+        ValueError: The code of this worker's process has another hash.
     """
     if hash_code() != launchers:
         raise ValueError(

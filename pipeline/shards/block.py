@@ -247,7 +247,13 @@ def decode_documents(data: bytes | memoryview, where: str) -> tuple[Array, Array
 
 
 def _parse_block(batch: BatchBuffers) -> Block:
-    """Returns the block that a record batch holds, after checking that its columns fit together."""
+    """Returns the block in a record batch, after checking its columns.
+
+    Raises:
+        ValueError: The schema is not that of a block, a column has nulls or a wrong length, the
+            columns of masked positions and of their tokens have different offsets, or a segment A
+            is longer than its instance.
+    """
     token_dtype = _find_token_dtype(batch.schema)
     reader = _ColumnReader(batch)
 
@@ -308,7 +314,7 @@ class _ColumnReader:
         self._buffers = iter(batch.buffers)
 
     def skip_to_documents(self) -> None:
-        """Goes on to document_a, past all columns before it."""
+        """Skips all columns before document_a. The next column that is read is document_a."""
         for _ in range(_NODES_BEFORE_DOCUMENTS):
             next(self._nodes)
             next(self._buffers)

@@ -169,10 +169,13 @@ def _pairs(view: memoryview, table: int, number: int) -> list[tuple[int, int]]:
 def _field(view: memoryview, table: int, number: int) -> int:
     """Returns the position of a field in a flatbuffer, or 0 if the field is left out.
 
+    A flatbuffer consists of tables, which have numbered fields. Positions are in bytes from its
+    beginning.
+
     Args:
         view: The flatbuffer.
         table: The position of the table that has the field.
-        number: The field's number.
+        number: The number of the field in the table, from 0.
     """
     fields = table - _back(view, table)[0]
     entry = 4 + 2 * number

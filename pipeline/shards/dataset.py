@@ -229,7 +229,7 @@ class Dataset:
         return reread_damaged(read, is_local=self.is_local, is_expected=True)
 
     def _read_checked(self, name: str) -> bytes:
-        """Makes one attempt to read a file; raises the errors that `read_file` lists."""
+        """Reads a file once, and checks its sha256 if the manifest has one, for `read_file`."""
         with self._named_absence(name):
             data = self.folder.read(name)
         expected = self.manifest.sha256_of(name)

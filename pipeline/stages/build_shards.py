@@ -132,14 +132,18 @@ def _build_missing(
     built: Built,
     beam_arguments: Sequence[str],
 ) -> None:
-    """Builds the shards that are missing, and publishes all of them with the manifest.
+    """Builds the shards that are missing, and then publishes the whole dataset.
 
     Args:
         inputs: What the shards are made of.
         tasks: All shards of the dataset.
         seal: Seal of all documents.
-        built: Shards of a finished dataset to which some are added; empty if there is none.
+        built: The shards of a finished dataset in the same folder, to which lengths or passes are
+            added; empty if there is none.
         beam_arguments: The user's arguments for Beam.
+
+    Raises:
+        ValueError: Shards are missing after the job, or too many pairs are random.
     """
     folder = inputs.settings.open_output()
     manifest = inputs.describe([], seal)

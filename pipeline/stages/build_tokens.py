@@ -459,7 +459,7 @@ def claim_tokens(settings: BuildSettings, vocabulary: Vocabulary) -> Folder:
 
 
 def claim_folder(folder: Folder, content: Mapping[str, Any]) -> None:
-    """Writes settings.json into a folder of token parts, unless it is there with this content.
+    """Claims a folder of token parts: writes its settings.json, or checks the one that is there.
 
     Args:
         folder: The folder.

@@ -28,7 +28,9 @@ def describe_dataset(
     shards: Sequence[Shard],
     seal: Seal,
 ) -> Manifest:
-    """Returns the manifest of a dataset, without the hashes of its tables.
+    """Returns the manifest of a dataset, without `tables_sha256`.
+
+    `publish_dataset` adds the hashes when it has written the tables.
 
     Args:
         settings: Settings of the build.

@@ -375,10 +375,10 @@ def _read_place(settings: BuildSettings, read: PlannedRead) -> Place:
 
 
 def _drop_empty_places(places: Sequence[Place]) -> list[Place]:
-    """Drops the sampled places where nothing was read.
+    """Returns the places where something was read.
 
-    The other samples of the same source get a larger scale, so that they stand for the dropped ones
-    too. Their `Place` records are changed in place.
+    The scale of these is raised, so that they also stand for the places of the same source where
+    nothing was read. The `Place` objects are changed.
     """
     read = [place for place in places if place.scale]
     for place in read:
