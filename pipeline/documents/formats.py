@@ -27,9 +27,10 @@ from pipeline.storage.compression import compression_suffix, is_compressed
 
 
 def find_refused_suffixes(layout: Format) -> list[str]:
-    """Returns the extensions that a format detects but `KINDS` refuses.
+    """Returns the file extensions that a format accepts as its own, but that `KINDS` refuses.
 
-    A file with such an extension would never be read, because `KINDS` is asked first.
+    `KINDS` lists the kinds of files that are refused, such as PDF. It is asked before any format.
+    So a file with such an extension would never be read, and the result must be empty.
     """
     suffixes = [suffix for kind in KINDS for suffix in kind.suffixes.split()]
     detect = layout.detect

@@ -298,7 +298,10 @@ class _ShardPlace:
         )
 
     def is_foreign(self, ids: Array) -> npt.NDArray[np.bool_]:
-        """Returns whether each of some documents belongs to another bucket than the shard's.
+        """Returns for each document whether its id belongs to another bucket than this shard's.
+
+        This shard must not have such documents. If the shard can have any document, none is
+        foreign.
 
         Args:
             ids: [D] uint64, the first 64 bits of the documents' ids.

@@ -1,9 +1,9 @@
 """Verifies a dataset: reads all of its files once, and checks every byte, count and hash.
 
 A seal is the number of some documents, the number of their tokens, and the exclusive or of their
-ids (pipeline.shards.seal). If the seals of the train shards of a pass and of the validation shards
-of the same length are added up, the sum must be the seal of the dataset (docs/format.md, section
-3). All passes of a length have the same validation shards.
+ids (pipeline.shards.seal). Every document belongs either to one train shard of each pass or to a
+validation shard. So for each pass, the seals of its train shards and of the validation shards of
+its sequence length must add up to the seal of the dataset (docs/format.md, section 3).
 
 ```python
 from pipeline import open_dataset, verify_dataset

@@ -225,7 +225,7 @@ class Folder:
 
         Raises:
             FileNotFoundError: The file does not exist.
-            StorageError: The store failed, or returned another number of bytes, in every attempt.
+            StorageError: Every attempt failed, or returned more or fewer bytes than asked for.
         """
         return self.read_range(name, 0, self.size(name))
 
@@ -235,7 +235,7 @@ class Folder:
         Raises:
             FileNotFoundError: The file does not exist.
             CutFileError: A local file ends before `stop`.
-            StorageError: The store failed, or returned another number of bytes, in every attempt.
+            StorageError: Every attempt failed, or returned more or fewer bytes than asked for.
         """
         read = partial(self.read_once, name, start, stop)
         if self.is_local:
@@ -292,7 +292,7 @@ class Folder:
         Raises:
             FileNotFoundError: A file is not in `sizes` or in the list of the folder. This is raised
                 by the call itself, before anything is read.
-            StorageError: The store failed, or returned another number of bytes, in every attempt.
+            StorageError: Every attempt failed, or returned more or fewer bytes than asked for.
         """
         if sizes is None:
             sizes = self.list() if names else {}
@@ -306,7 +306,7 @@ class Folder:
 
         Raises:
             FileNotFoundError: A file is missing.
-            StorageError: The store failed, or returned another number of bytes, in every attempt.
+            StorageError: Every attempt failed, or returned more or fewer bytes than asked for.
         """
         return dict(zip(names, self.read_each(names), strict=True))
 
@@ -331,7 +331,7 @@ class Folder:
 
         Raises:
             FileNotFoundError: The file does not exist.
-            StorageError: The store failed, or sent another number of bytes, in every attempt.
+            StorageError: Every attempt failed, or sent more or fewer bytes than the file has.
         """
 
         def attempt() -> None:

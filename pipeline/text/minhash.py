@@ -40,8 +40,8 @@ Hashes = npt.NDArray[np.uint64]
 def sign_texts(texts: Sequence[str]) -> npt.NDArray[np.uint16]:
     """Returns the signatures of D texts: [D, K] uint16.
 
-    Only the low 16 bits of each place are kept. Every ideograph or kana is a word of its own. If a
-    text has fewer than 5 words, all its words together are its only shingle.
+    Each of the K numbers of a signature keeps only its low 16 bits. Every ideograph or kana is a
+    word of its own. If a text has fewer than 5 words, all its words together are its only shingle.
 
     Args:
         texts: Cleaned texts, none of them empty.

@@ -1,10 +1,11 @@
 """Extends the rules by which `sentencex` finds the ends of sentences.
 
 `sentencex` does not know the stops of some scripts, and takes the stop of some abbreviations for
-the end of a sentence. `mark_stops` changes a line before it is given to `sentencex`: stops of the
-first kind become stops that it knows, and those of the second kind become letters. Each character
-is replaced by one character. So the positions that `sentencex` finds are valid in the original
-line. Apostrophes that `sentencex` would take for the beginning of a quotation are replaced too.
+the end of a sentence. `mark_stops` changes a line before it is given to `sentencex`: it replaces
+the unknown stops by a stop that `sentencex` knows, and the stops of these abbreviations by letters.
+Apostrophes that `sentencex` would take for the beginning of a quotation are replaced too. Each
+character is replaced by one character, so the positions that `sentencex` finds are valid in the
+original line.
 """
 
 import re

@@ -77,7 +77,8 @@ class DocumentList(Generic[DocumentKind]):
             Once documents are encoded, also "sentences", "tokens" and "unknown_tokens".
         dropped: Some of the dropped documents, as examples.
         source: The number of the source that the part belongs to.
-        without_text: URLs of the part's ranges that have no text; only the last list has them.
+        without_text: For each range of a file that the part reads and that has no text, the URL of
+            the file. Only the last list of the part has them.
         overlaps: For each document that holds text of task files, its id in hex, its place in the
             input, and the overlap.
         unknown_words: Some of the words that were encoded with an [UNK], with their counts.
@@ -146,7 +147,8 @@ def group_documents(
         malformed: Numbers of documents that the reader skipped, by reason.
         max_characters: A list is complete once its texts have this many characters or more.
         examples: Some of the skipped documents.
-        without_text: URLs of the part's ranges that have no text.
+        without_text: For each range of a file that the part reads and that has no text, the URL of
+            the file.
     """
     key = part.key
     number = 0

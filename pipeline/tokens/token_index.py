@@ -1,9 +1,10 @@
 """Builds and reads prefixes.rows, by which the documents of a bucket are found in the token parts.
 
-Each token part has its own index `NAME.index`, sorted by id. A bucket is a range of ids. So that a
-task can read a bucket without reading all these indexes, prefixes.rows has a row for each pair of a
-part and a prefix, the first PREFIX_BITS (12) bits of an id. The row says which rows of the part's
-index and which bytes of its `.tokens` file hold the documents whose ids begin with the prefix.
+A token part is a file `NAME.tokens` of encoded documents, together with its index `NAME.index`. The
+index is sorted by the ids of the documents. A prefix is the first PREFIX_BITS (12) bits of an id.
+prefixes.rows has one row for each part and prefix. The row says which rows of the part's index and
+which bytes of its `.tokens` file hold the documents whose ids begin with the prefix. A bucket is a
+range of ids, so a task finds its documents by their prefixes, and does not read all the indexes.
 
 To build it, the indexes of all parts are copied to this machine, and are then read in 256 groups of
 ids with the same first byte. No more than the largest group is in memory at a time.
@@ -417,15 +418,16 @@ def read_tokens(folder: Folder, name: str, start: int, stop: int) -> bytes:
 def find_prefix_rows(
     folder: Folder, names: Sequence[str], prefixes: Sequence[int]
 ) -> list[tuple[str, int, int]]:
-    """Finds the rows of the parts' indexes whose ids begin with one of some prefixes.
+    """Finds the documents whose ids begin with given prefixes, in the indexes of all parts.
 
     Args:
         folder: The folder of token parts.
-        names: Names of all parts, by their numbers.
-        prefixes: Ascending id prefixes of PREFIX_BITS bits.
+        names: The names of all parts. The number of a part is its position in this list.
+        prefixes: Prefixes of ids, of PREFIX_BITS bits each, in ascending order.
 
     Returns:
-        For each range of rows the part's name, the first row, and one past the last row.
+        Ranges of rows that hold these documents: for each range the name of the part, the first row
+        of the part's index, and one past the last row.
     """
     ranges = _read_ranges(folder, prefixes, len(names))[["part", "row", "rows"]].tolist()
     return [(names[part], row, row + rows) for part, row, rows in ranges]

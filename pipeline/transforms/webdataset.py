@@ -587,11 +587,13 @@ def _refuse_other_shards(rule: ShardRule, names: Iterable[str]) -> None:
 
 
 def _refuse_other_tars(rule: ShardRule, names: Iterable[str]) -> None:
-    """Raises ValueError if a tar is directly in the folder, and not in a subfolder.
+    """Raises ValueError if one of some files is a tar in the folder itself.
+
+    Tars in subfolders are allowed.
 
     Args:
         rule: Names the folder, for the message.
-        names: The files that must not be such tars, by their paths in the folder.
+        names: Paths, relative to the folder, of files that do not belong to the dataset.
     """
     others = [name for name in names if re.fullmatch(r"[^/]+\.tar", name)]
     if others:

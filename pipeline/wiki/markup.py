@@ -632,12 +632,13 @@ class _Reader:
             self.open_frame(_Kind.ITEM, 0)
 
     def close_tag(self, name: str) -> None:
-        """Closes a list item, a table or a reference, and removes its text.
+        """Closes the list item, table or reference that a closing tag ends, and drops its text.
 
-        Nothing is done if no such frame is open, or if the tag has another name.
+        It does nothing if no element of this kind is open. It also does nothing for the other tags
+        of `TAGS`, such as `</b>`.
 
         Args:
-            name: The name of the closing tag, a key of `TAGS`.
+            name: The name of the closing tag, a key of `TAGS`, such as "li", "table" or "ref".
         """
         kinds = {
             LIST_ITEM: _Kind.ITEM,
