@@ -222,7 +222,8 @@ def _with_id(run: AskedRun, name: str, dataset: int, id_start: str) -> Iterator[
 
     Args:
         run: The run.
-        name: The name of the document in the question.
+        name: The text by which the user named the document. It becomes the `name` of what is
+            yielded.
         dataset: The index of the dataset in the mixture.
         id_start: The first 16 to 32 hex digits of the id.
     """

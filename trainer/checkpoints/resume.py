@@ -305,10 +305,11 @@ def split_step(name: str) -> tuple[str, int | None]:
 def find_run(
     name: str, storage_options: Mapping[str, Any] | None = None
 ) -> tuple[CheckpointStore, list[str]]:
-    """Opens a run and lists its complete checkpoints, without those after STEP if it is given.
+    """Opens a run and lists its complete checkpoints, all of them or those up to a step.
 
     Args:
-        name: RUN or RUN@STEP, where RUN is the path or URL of a run.
+        name: RUN or RUN@STEP, where RUN is the path or URL of a run. With @STEP, checkpoints of
+            later steps are left out.
         storage_options: Options of the fsspec filesystem, such as keys.
 
     Returns:

@@ -73,9 +73,8 @@ def deepspeed_config(chosen: dict[str, Any], zero_stage: int, precision: str) ->
 def bucket_elements(num_parameters: int, largest_tensor: int) -> int:
     """Returns the default size, in elements, of the buckets that DeepSpeed reduces under ZeRO-3.
 
-    A bucket is as large as a small model, or has `LARGEST_BUCKET` elements if the model has more.
-    If the largest tensor is even larger, the bucket has its size. Sizes are rounded up to an even
-    number.
+    A bucket has as many elements as the model, but at most `LARGEST_BUCKET`. It is never smaller
+    than the largest tensor, even above `LARGEST_BUCKET`. The size is rounded up to an even number.
 
     Args:
         num_parameters: The number of elements that are trained.

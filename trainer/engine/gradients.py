@@ -174,7 +174,13 @@ class GradientSums:
             zero.finalize_gradient_accumulation_boundary = lambda: None
 
     def backward(self, loss: Tensor, is_last: bool) -> None:
-        """Adds the gradient of a loss to the gradient of the step, as `Gradients` says."""
+        """Adds the gradient of one micro-batch's loss to the sums of the step.
+
+        Args:
+            loss: The micro-batch's part of the loss of the step.
+            is_last: Whether this is the last backward pass that this rank makes in the step. If so,
+                gradients are sent while they are being computed.
+        """
         self._is_last = is_last
         if is_last:
             for parameter in reached_parameters(loss):

@@ -84,7 +84,8 @@ def read_pairs(
 
     Args:
         columns: The columns to read.
-        choices: The columns of the choices; empty if the examples are texts or pairs.
+        choices: The columns that hold the possible answers of a multiple-choice example. Each
+            answer is paired with the text. Empty if an example is a single text or one pair.
         path: Path or URL of the table.
         split: The use of the file. The label column of a "test" file is not read.
         header: The names of the columns, for a file that does not begin with a line of names. None

@@ -47,10 +47,12 @@ class AdamW(ShardedOptimizer):
         num_updates: int,
         divisor: Tensor | None,
     ) -> None:
-        """Updates the running means of some tensors and then the tensors, in one fused kernel.
+        """Makes one AdamW update of some weights, by one fused kernel.
+
+        It updates the running means of their gradients and squared gradients, and then the weights.
 
         Args:
-            weights: The tensors to update, in place.
+            weights: Tensors of weights, updated in place.
             gradients: The gradient of each tensor. Clipping divides them in place.
             first: The running mean of each tensor's gradients, updated in place.
             second: The running mean of each tensor's squared gradients, updated in place.

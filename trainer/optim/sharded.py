@@ -122,7 +122,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     @property
     def parameters(self) -> list[Parameter]:
-        """All P parameters, in the order of the model."""
+        """All parameters of the model that are not frozen, in the order of the model."""
         return list(self._parameters.values())
 
     def regroup(self, groups: Sequence[Sequence[Parameter]]) -> None:

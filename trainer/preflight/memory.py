@@ -166,10 +166,13 @@ def activation_bytes(case: Case) -> int:
 
 
 def _loss(case: Case) -> dict[str, float]:
-    """Returns the bytes that a step adds when the loss is computed, by name.
+    """Returns the bytes that a step needs while it computes the loss, besides those of `_held`.
 
-    All activations are in memory then. The logits are there three times, or twice if the model is
-    compiled.
+    All activations are in memory then. The logits are in memory three times, or twice if the model
+    is compiled.
+
+    Returns:
+        Bytes by the names of what takes them: "activations", "gradients" and "logits".
     """
     masked = 1.0 if case.config.is_causal else case.masked_share
     logit = case.value_bytes if case.is_compiled else _FP32  # plain passes copy logits to fp32

@@ -397,10 +397,14 @@ def _describe_bytes(settings: PlanSettings, num_trained: int, traffic: Traffic) 
 
 
 def _describe_batch(settings: PlanSettings, config: BertConfig, plan: PhasePlan) -> str:
-    """Returns the end of a line that begins with "phase 1 waits less".
+    """Returns advice for a phase whose ranks wait long for communication.
 
-    It names the global batch from which on the ranks wait during less than a tenth of a step; or it
-    says what else helps, if no batch is large enough.
+    It names the smallest global batch with which ranks wait for less than a tenth of each step. If
+    no batch is large enough, it says what else helps.
+
+    Returns:
+        The end of a line that begins with "phase 1 waits less", such as "than 10% of a step from a
+        global_batch of 4,096 on (it is 256), in 8 micro-batch(es) a rank".
     """
     found = find_used_batch(plan.phase, config, plan.lengths, settings)
     share = f"{_WAITING_SHARE:.0%}"

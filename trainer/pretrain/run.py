@@ -101,7 +101,8 @@ class Run:
         engine: DeepSpeed's engine around the model.
         optimizer: The optimizer.
         saver: Writes new checkpoints.
-        saved: Finds and removes the checkpoints that were written, to go back to one of them.
+        saved: The checkpoints that were written. If training diverges, it chooses the one to go
+            back to, and removes those after it.
         guard: Refuses gradients that are too large.
         weights_check: Checks that the weights of all ranks agree and have not flipped a bit.
         watchdog: Ends the run if it hangs.
@@ -712,17 +713,19 @@ def masking_of_trunk(folder: RunFolder, found: Mapping[str, Any] | None = None) 
 
 
 def place_position(position: Position, phases: Sequence[Phase]) -> Position:
-    """Returns how far the trunk had come, counted in the phases of the new run.
+    """Returns the position at which a new run continues another run, which is called its trunk.
 
-    The trunk is the run that the new run goes on from.
+    The step and the number of instances are those of the trunk. The phase, and the step in the
+    phase, are counted in the phases of the new run.
 
     Args:
-        position: The trunk's position.
-        phases: The phases of the new run.
+        position: The position of the trunk's checkpoint, after `position.step` steps.
+        phases: The phases of the new run, from its first step on. They include the steps that the
+            trunk has made.
 
     Raises:
-        ValueError: The first steps of the phases do not train on as many instances as the trunk
-            did, or the phases have no steps after those of the trunk.
+        ValueError: The first `position.step` steps of `phases` have more or fewer instances than
+            the trunk has trained on, or `phases` has no steps after them.
     """
     phase_of_step = [index for index, phase in enumerate(phases) for _ in range(phase.steps)]
     made = phase_of_step[: position.step]

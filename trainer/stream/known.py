@@ -143,16 +143,16 @@ class KnownPasses:
     def leave_out(self, state: StreamState) -> StreamState:
         """Returns a stream's state that leaves out the documents that this object was given.
 
-        The stream may have left out a list of documents before. The documents given here must then
-        be that list, with or without further documents at its end. If this object was given none,
-        and the stream leaves none out, the state is returned unchanged.
+        `state` may leave out a list of documents already. The list of this object must then begin
+        with that list; the documents after it are new. If neither has a list, the state is returned
+        unchanged.
 
         Args:
             state: A state of the stream.
 
         Raises:
-            ValueError: The documents do not begin with the stream's list. Or the stream has already
-                read an instance of a further document.
+            ValueError: The list of this object does not begin with the list of `state`. Or the
+                stream has already read an instance of a new document.
         """
         before = state.left_out
         if self._documents is None:
@@ -316,7 +316,11 @@ class KnownPasses:
         return self._has_all(dataset) or position_in_dataset <= self._pass_bounds[dataset][-1]
 
     def _has_all(self, dataset: int) -> bool:
-        """Returns whether all passes of a dataset are known."""
+        """Returns whether every pass that a dataset will have is known already.
+
+        Args:
+            dataset: Index of the dataset.
+        """
         return len(self._passes[dataset]) == self.num_passes[dataset]
 
     def _wait_for_next(self, dataset: int) -> None:

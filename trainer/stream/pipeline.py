@@ -196,8 +196,8 @@ class _LoaderOpener:
         In a worker process of a DataLoader, the loader has only the worker's share of these steps.
 
         Args:
-            loaded: The state of the pipeline after which to go on, from `PlannedSteps.state_dict`.
-                If it is empty, the loader begins where the plan begins.
+            loaded: The saved state from which to continue, as `PlannedSteps.state_dict` returned
+                it. If it is empty, the loader begins where the plan begins.
         """
         sizes = self.sizes
         plan = self._plan_after(loaded)

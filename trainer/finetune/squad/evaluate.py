@@ -38,8 +38,8 @@ class Judged(NamedTuple):
     the threshold from these records.
 
     Attributes:
-        marks: The marks of the predicted answer, which count if the question is not left
-            unanswered.
+        marks: Exact match and F1 of the predicted answer. They count only if the answer is given;
+            if the question is left unanswered, `has_answer` decides.
         null_score: The score of giving no answer minus the score of the predicted answer. The
             score of giving no answer is the sum of the two logits of [CLS]. The score of an answer
             is the sum of the start logit of its first piece and the end logit of its last piece.
