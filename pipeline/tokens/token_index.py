@@ -2,9 +2,10 @@
 
 A token part is a file `NAME.tokens` of encoded documents, together with its index `NAME.index`. The
 index is sorted by the ids of the documents. A prefix is the first PREFIX_BITS (12) bits of an id.
-prefixes.rows has one row for each part and prefix. The row says which rows of the part's index and
-which bytes of its `.tokens` file hold the documents whose ids begin with the prefix. A bucket is a
-range of ids, so a task finds its documents by their prefixes, and does not read all the indexes.
+For each part, prefixes.rows has one row for each prefix that occurs in it. The row says which rows
+of the part's index and which bytes of its `.tokens` file hold the documents whose ids begin with
+the prefix. A bucket is a range of ids, so a task finds its documents by their prefixes, and does
+not read all the indexes.
 
 To build it, the indexes of all parts are copied to this machine, and are then read in 256 groups of
 ids with the same first byte. No more than the largest group is in memory at a time.

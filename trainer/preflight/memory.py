@@ -166,7 +166,7 @@ def activation_bytes(case: Case) -> int:
 
 
 def _loss(case: Case) -> dict[str, float]:
-    """Returns the bytes that a step needs while it computes the loss, besides those of `_held`.
+    """Returns the bytes that a step needs while it computes the loss, added to those of `_held`.
 
     All activations are in memory then. The logits are in memory three times, or twice if the model
     is compiled.
