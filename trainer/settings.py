@@ -35,9 +35,8 @@ class Phase:
         end_lr: The learning rate at the end of the decay.
         decay_form: The curve of the decay: polynomial, or cosine as in DeepSpeed's WarmupCosineLR.
         decay_power: Exponent of the polynomial decay: 1 is linear, 0 keeps peak_lr.
-        decay_from: Where the curve of the decay begins: warmup means at the end of the warm-up, as
-            in Hugging Face's schedules; start means at the start of the phase, as in
-            google-research/bert.
+        decay_from: Where the decay begins: at the end of the warmup, as in Hugging Face's
+            schedules, or at the start of the phase, as in google-research/bert.
         optimizer_state: What becomes of the optimizer's moments when the phase begins: keep goes on
             with them; reset begins without them; zero_step goes on with them, but counts updates
             from 0 again, as NVIDIA does.
