@@ -1,5 +1,8 @@
 """Metrics against numbers worked by hand, means over seeds, the table, and what is refused."""
 
+import json
+from types import SimpleNamespace
+
 import pytest
 
 from trainer.finetune.batches import Recipe
@@ -42,6 +45,18 @@ def test_runs_that_were_made_before_a_metric_existed_are_named(old_first):
     says = r"runs/batch16-seed0\.json (has the metrics )?accuracy(,|:).*delete the older file"
     with pytest.raises(ValueError, match=says):
         summarize([old, new] if old_first else [new, old])
+
+
+def test_a_run_that_was_made_before_the_main_metric_existed_is_named(tmp_path):
+    recipe = Recipe(16, 2e-5, 3, seed=0)
+    path = tmp_path / "runs" / f"{recipe.name}.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(run(16, 0, 0.5, 0.25) | {"made_with": {}}))
+    task = SimpleNamespace(main_metric="f1")
+    prepared = SimpleNamespace(task=task, files={"validation": [SimpleNamespace(name="matched")]})
+    says = r"seed0\.json lacks the metric f1, .*; delete it, and this run is made again"
+    with pytest.raises(ValueError, match=says):
+        read_finished(tmp_path, [recipe], prepared, {})
 
 
 def test_an_output_that_is_a_file_is_refused_by_name(tmp_path):

@@ -81,7 +81,8 @@ def read_finished(
         made_with: The result of `describe_work`.
 
     Raises:
-        ValueError: A run is damaged, or was made with other settings, files or another model.
+        ValueError: A run is damaged, or was made with other settings, files or another model, or
+            by a version of this program that did not compute the main metric.
     """
     finished: dict[str, Run] = {}
     for recipe in recipes:
@@ -90,6 +91,10 @@ def read_finished(
             remedy = "delete it, and this run is made again"
             run = parse_object(path.read_bytes(), str(path), remedy)
             FINETUNING.check_settings(str(path), run.get("made_with", {}), made_with)
+            metric = prepared.task.main_metric
+            if any(metric not in metrics for metrics in run["metrics"].values()):
+                lacks = f"lacks the metric {metric}, because an earlier version of this program"
+                raise ValueError(f"{path} {lacks} made it; {remedy}")
             finished[recipe.name] = run
     best = best_run(list(finished.values()), prepared)
     exported_name = None
