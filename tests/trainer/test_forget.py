@@ -157,6 +157,16 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_list_of_everything_is_refused_before_there_is_a_run(place, tmp_path, capsys):
+    path = tmp_path / "list"
+    path.write_text("".join(f"{document:016x}\n" for document in range(300)))
+    assert main(pretrain(tmp_path, place / "data", "run", leave_out=str(path))) == 2
+    said = capsys.readouterr().err.strip()
+    assert "data: leave_out leaves nothing of pass 0 of train L16, all 450 instances" in said
+    assert len(said.splitlines()) == 1
+    assert not (tmp_path / "run/run.json").exists()
+
+
 def test_ranks_and_phases(tmp_path):
     """Two ranks under ZeRO-1; `python -m scripts.soak.forgetting` tries all kinds of runs."""
     scenario = Scenario("lamb", 1, 2, (SHORT, LONG), ("a:2", "b"), {"masking": "0.3-0.15"})

@@ -159,6 +159,10 @@ def test_a_pass_of_which_nothing_is_left_is_refused(mixture, left_out):
         ValueError, match=r"b: leave_out leaves nothing of pass 0 of train L16, all"
     ):
         take(mixture, 1, leave_out=everything)
+    with pytest.raises(
+        ValueError, match=r"b: leave_out leaves nothing of pass 0 of train L16, all"
+    ):
+        everything.look_into(mixture, [16])
 
 
 def test_what_is_looked_into_once_need_not_be_looked_into_again(mixture, left_out, tmp_path):

@@ -454,8 +454,8 @@ def _make_folder(
     - A run from whose checkpoint a new run starts (`continue_from`) must exist, and must fit the
       settings and the datasets.
     - Documents that a new run leaves out must be in the datasets, and the run that it continues
-      from must not have read them. A run that continues must leave out the same documents as
-      before.
+      from must not have read them. They must not be in all instances of a pass. A run that
+      continues must leave out the same documents as before.
     """
     is_new = not folder.facts.is_file()
     weights: str | None = None
@@ -475,6 +475,10 @@ def _make_folder(
             refuse_unknown(datasets, left_out, str(settings.leave_out), settings.cache_dir)
         if left_out:
             documents = LeftOutDocuments(left_out, settings.cache_dir)
+            if not settings.follow:
+                # It refuses a list that leaves nothing of a pass, of any phase.
+                lengths = [phase.seq_len for phase in settings.phases]
+                documents = documents.look_into(mixture, lengths)
             leave_out(found.position, documents, mixture, WaitPolicy())
     prepare_run(settings, mixture, model_config, world_size, weights, trunk, left_out)
 

@@ -350,12 +350,6 @@ class KnownPasses:
         instances = NO_INSTANCES
         if self._documents is not None:
             instances = self._documents.instances(opened, self.seq_len, number)
-        if len(instances.row) == num_instances:
-            raise ValueError(
-                f"{opened.url}: leave_out leaves nothing of pass {number} of {self.split}"
-                f" L{self.seq_len}, all {num_instances:,} instances hold a listed document; leave"
-                " this dataset out of --data instead"
-            )
         self._left_out[dataset].append(instances)
         self._passes[dataset].append(tuple(shards))
         self._pass_bounds[dataset].append(self._pass_bounds[dataset][-1] + num_instances)

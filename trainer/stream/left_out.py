@@ -59,7 +59,8 @@ class LeftOutDocuments:
 
         Raises:
             FileNotFoundError: A file of a dataset is missing.
-            ValueError: A dataset is damaged, or the cache folder cannot be used.
+            ValueError: A dataset is damaged, or the cache folder cannot be used. Or all instances
+                of a pass hold one of the documents.
         """
         found = dict(self.found)
         for source in mixture:
@@ -83,6 +84,9 @@ class LeftOutDocuments:
             pass_index: The number of the pass, which must be known.
             num_before: Only instances that hold none of the first `num_before` documents of the
                 list are returned.
+
+        Raises:
+            ValueError: All instances of the pass hold one of the documents.
         """
         key = dataset.url, seq_len, pass_index
         found = self.found.get(key) or self._find(dataset, seq_len, {pass_index})[key]
@@ -101,6 +105,10 @@ class LeftOutDocuments:
             dataset: The dataset, whose index of documents is opened.
             seq_len: The length of the instances.
             passes: Numbers of the passes to search.
+
+        Raises:
+            ValueError: All instances of a pass hold one of the documents. A stream that leaves them
+                out would look for the next instance without end.
         """
         ids = np.array(self.documents, np.uint64)
         found = open_document_index(dataset, "train", self.cache_dir).find(ids, [seq_len])
@@ -122,6 +130,13 @@ class LeftOutDocuments:
             is_first = np.ones(columns.shape[1], np.bool_)
             is_first[1:] = (np.diff(columns[:2], axis=1) != 0).any(axis=0)
             shard, row, first_document = columns[:, is_first]
+            num_instances = sum(shard.instances for shard in shards)
+            if 0 < num_instances == len(row):
+                raise ValueError(
+                    f"{dataset.url}: leave_out leaves nothing of pass {pass_index} of train"
+                    f" L{seq_len}, all {num_instances:,} instances hold a listed document; give a"
+                    " shorter list, or train without this dataset"
+                )
             key = dataset.url, seq_len, pass_index
             instances[key] = PassInstances(shard, row), first_document
         return instances
