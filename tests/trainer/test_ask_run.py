@@ -17,6 +17,7 @@ from pipeline.shards.document_list import format_document_list
 from pipeline.shards.growing import PLAN, UNKNOWN_HASH, WaitPolicy, publish_pass
 from pipeline.storage.folder import Folder
 from tests.datasets import write_dataset
+from trainer.ask.answers import name_documents
 from trainer.ask.asked_stream import rollbacks
 from trainer.ask.made_steps import Anomaly, read_made_steps
 from trainer.ask.settings import AskSettings
@@ -412,6 +413,25 @@ def test_questions_that_cannot_be_answered(asked, capsys, flags, message):
 def test_a_run_that_is_none(tmp_path, capsys):
     assert main(["ask", str(tmp_path / "none"), "--step", "3"]) == 2
     assert re.search("none holds no run.json; give the --output", capsys.readouterr().err)
+
+
+def test_a_document_that_the_build_dropped_is_not_at_its_place(tmp_path, monkeypatch):
+    """A near-duplicate is among the encoded documents, but not in documents.ids."""
+    kept, dropped = "2b" * 16, "7f" * 16
+    folder = Folder(str(tmp_path / "data"))
+    folder.write("documents.ids", bytes.fromhex(kept))
+    manifest = SimpleNamespace(sources=[{"name": "news"}])
+    dataset = SimpleNamespace(folder=folder, manifest=manifest, url="data")
+    run = SimpleNamespace(name="run", mixture=[SimpleNamespace(dataset=dataset)])
+    origins = SimpleNamespace(tokens=lambda _: "tokens")
+    places = {"a.jsonl:1": [kept], "a.jsonl:2": [dropped]}
+    monkeypatch.setattr(
+        "trainer.ask.answers.find_at_place", lambda *arguments: places[arguments[2].place]
+    )
+    [found] = name_documents(run, ["news:a.jsonl:1"], [], origins)
+    assert (found.id, found.is_known) == (kept, True)
+    with pytest.raises(ValueError, match=r"news:a.jsonl:2: no dataset of run has this document"):
+        name_documents(run, ["news:a.jsonl:2"], [], origins)
 
 
 def test_another_dataset_is_refused(asked, data, capsys):

@@ -98,15 +98,13 @@ def choose_precision(
 
 def _describe(device: Device, zero_stage: int, precision: str, is_compiled: bool) -> str:
     """Returns a line for people: what was chosen, for which device, and which flags change it."""
-    begin = f"{device.name}: training in {precision}"
+    how = "compiled" if is_compiled else "not compiled"
+    begin = f"{device.name}: training in {precision}, {how}"
     if precision == "fp32":
         cure = "--precision bf16" if zero_stage else "--zero_stage 1 --precision bf16"
-        return f"{begin}, not compiled; {cure} is faster"
-    how = "compiled"
-    if not is_compiled:
-        how = "not compiled"
-        if zero_stage == 3:
-            how += ", which does not work with zero_stage 3"
-        elif not device.can_compile:
-            how += ", as there is no Triton or no C compiler"
-    return f"{begin}, {how}; --precision fp32 --compile false trains as on a CPU"
+        return f"{begin}; {cure} is faster"
+    if not is_compiled and zero_stage == 3:
+        begin += ", which does not work with zero_stage 3"
+    elif not is_compiled and not device.can_compile:
+        begin += ", as there is no Triton or no C compiler"
+    return f"{begin}; --precision fp32 --compile false trains as on a CPU"
