@@ -66,6 +66,13 @@ def write_run(folder, settings):
         ),
         (
             H200,
+            {"zero_stage": 0, "is_compiled": True},
+            "fp32",
+            True,
+            "NVIDIA H200: training in fp32, compiled; --zero_stage 1 --precision bf16 is faster",
+        ),
+        (
+            H200,
             {"zero_stage": 3},
             "bf16",
             False,

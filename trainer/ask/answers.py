@@ -239,6 +239,9 @@ def _at_place(
 ) -> Iterator[NamedDocument]:
     """Yields the documents at a place of a source, in every dataset that has this source.
 
+    The encoded documents also have documents that the build dropped later, such as near-duplicates.
+    A dataset does not have them, so they are not yielded.
+
     Raises:
         ValueError: No dataset has a source of that name; or a dataset has it, but its encoded
             documents, which know the places, were deleted.
@@ -257,7 +260,7 @@ def _at_place(
                 " or --text with a file of its text"
             )
         for document in find_at_place(source.dataset, tokens, place):
-            yield NamedDocument(name, dataset, document, is_known=True)
+            yield from _with_id(run, name, dataset, document)
     if place.source not in names:
         raise ValueError(
             f"{name}: no dataset of {run.name} has a source {place.source!r}; they have"
