@@ -9,6 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from pipeline.command_line.program import parse_settings
 from pipeline.shards.dataset import open_dataset
+from pipeline.storage.local import replace_file
 from tests.trainer import tiny_run
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import OURS, TINY, launch, meeting, rows_of
@@ -289,6 +290,31 @@ def test_settings_that_are_lost_are_not_taken_for_the_ones_asked_for(data, tmp_p
     (output / "config.yaml").unlink()
     with pytest.raises(FileNotFoundError, match=r"config\.yaml is missing; restore it"):
         prepare(data, output, seed=5)
+
+
+@pytest.mark.parametrize("killed_at", ["left_out.txt", "run.json", "vocab.txt", "config.yaml"])
+def test_a_first_launch_that_is_killed_leaves_a_folder_that_the_next_one_takes(
+    data, tmp_path, monkeypatch, killed_at
+):
+    """As a kill leaves it: with the temporary file of the write that it interrupted."""
+    settings = settings_for(data, tmp_path / "run")
+
+    def replace_or_die(path, content):
+        if path.name == killed_at:
+            path.parent.mkdir(exist_ok=True)
+            path.with_name(f".{path.name}.partial-1-0123abcd").touch()
+            raise KeyboardInterrupt
+        replace_file(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("trainer.runs.run_folder.replace_file", replace_or_die)
+        with pytest.raises(KeyboardInterrupt):
+            prepare_run(settings, mixture_of(data), preset("tiny"), 1, left_out=(255,))
+    prepare_run(settings, mixture_of(data), preset("tiny"), 1, left_out=(255,))
+    run = RunFolder(tmp_path / "run")
+    assert run.read_left_out() == (255,)
+    assert run.config.is_file()
+    assert run.checkpoints.is_dir()
 
 
 def test_a_folder_with_something_else_is_refused(data, tmp_path):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from pipeline.storage.local import find_temporaries
 from pipeline.storage.locks import wait_for_lock
 from pipeline.storage.secret_values import hide_in
 
@@ -26,27 +27,31 @@ class Continuable:
 
     Attributes:
         kind: What messages call the work, with an article, such as "a run".
-        marker: Name of the file or folder that the command writes first. A folder that has it holds
-            earlier work of the command.
+        marker: Name of a file or folder that the command writes before anything is computed. A
+            folder that has it holds earlier work of the command.
         free: Names of settings that may change, because they do not affect what is computed.
         advice: The end of the message about changed settings: what else a person can do.
+        early: Names of files that the command writes before the marker.
     """
 
     kind: str
     marker: str
     free: tuple[str, ...]
     advice: str = ", or another --output"
+    early: tuple[str, ...] = ()
 
     def is_foreign(self, path: Path) -> bool:
         """Returns whether the command must not use a path, because something else is there.
 
-        That is a file, or a folder that is not empty and has no `marker`. The lock file does not
-        count.
+        That is a file, or a folder that is not empty and has no `marker`. The lock file, the
+        `early` files and temporary files do not count, because a command that is killed before it
+        has written the marker leaves them behind.
         """
         if not path.is_dir():
             return path.exists()
         names = {entry.name for entry in path.iterdir()}
-        return self.marker not in names and bool(names - {LOCK})
+        left_behind = {LOCK, *self.early, *find_temporaries(names)}
+        return self.marker not in names and bool(names - left_behind)
 
     def refuse_foreign(self, path: Path, where: str = "") -> None:
         """Raises an error if `is_foreign` says that something else is at a path.

@@ -68,6 +68,7 @@ PRETRAINING = Continuable(
         "leave_out", "micro_tokens", "follow", "follow_limit_minutes", "cache_dir", "cache_bytes",
         "wandb", "peak_tflops", "activation_checkpointing", "compile",
     ),
+    early=(LEFT_OUT,),
 )  # fmt: skip
 _SCHEDULE = {"phases", "epochs"}
 """The schedule. A run cannot change it, but a run that branches off with continue_from can."""
@@ -294,10 +295,10 @@ def prepare_run(
         # The list is there before run.json speaks of it.
         replace_file(run.left_out, format_document_list(left_out))
 
-    run.checkpoints.mkdir(parents=True, exist_ok=True)
     facts["launches"].append(launch_facts(world_size))
-    # run.json is written first, because it marks the folder as that of a run.
+    # All else is written after run.json, because it marks the folder as that of a run.
     replace_file(run.facts, to_json(hide_in(facts)))
+    run.checkpoints.mkdir(exist_ok=True)
     for name, data in vocabularies[0].items():
         replace_file(run.path / name, data)
     replace_file(run.config, to_yaml(settings).encode())
