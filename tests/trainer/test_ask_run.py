@@ -17,10 +17,12 @@ from pipeline.shards.document_list import format_document_list
 from pipeline.shards.growing import PLAN, UNKNOWN_HASH, WaitPolicy, publish_pass
 from pipeline.storage.folder import Folder
 from tests.datasets import write_dataset
-from trainer.ask.answers import name_documents
+from trainer.ask import answers
+from trainer.ask.asked_run import opened_run
 from trainer.ask.asked_stream import rollbacks
 from trainer.ask.made_steps import Anomaly, read_made_steps
 from trainer.ask.settings import AskSettings
+from trainer.ask.step_instances import StepReader
 from trainer.checkpoints.files import COMMITTED, FORMAT, STATE, describe_file
 from trainer.cli import main
 from trainer.guards.spike_guard import SpikeGuard
@@ -415,6 +417,22 @@ def test_a_run_that_is_none(tmp_path, capsys):
     assert re.search("none holds no run.json; give the --output", capsys.readouterr().err)
 
 
+def test_instances_are_described_one_by_one(asked, monkeypatch):
+    """The tokens of a step of 65,536 instances as plain values would take gigabytes at once."""
+    slots = []
+
+    def describe(run, content, slot, vocabulary):
+        slots.append(slot)
+        return {"kind": "instance", "slot": slot}
+
+    monkeypatch.setattr(answers, "_describe_instance", describe)
+    with opened_run(str(asked.path)) as run:
+        records = answers.answer_steps(run, StepReader(run).read([3]), None)
+        assert next(records)["instances"] == 12
+        assert slots == []
+        assert [next(records)["slot"] for _ in range(2)] == slots == [0, 1]
+
+
 def test_a_document_that_the_build_dropped_is_not_at_its_place(tmp_path, monkeypatch):
     """A near-duplicate is among the encoded documents, but not in documents.ids."""
     kept, dropped = "2b" * 16, "7f" * 16
@@ -428,10 +446,10 @@ def test_a_document_that_the_build_dropped_is_not_at_its_place(tmp_path, monkeyp
     monkeypatch.setattr(
         "trainer.ask.answers.find_at_place", lambda *arguments: places[arguments[2].place]
     )
-    [found] = name_documents(run, ["news:a.jsonl:1"], [], origins)
+    [found] = answers.name_documents(run, ["news:a.jsonl:1"], [], origins)
     assert (found.id, found.is_known) == (kept, True)
     with pytest.raises(ValueError, match=r"news:a.jsonl:2: no dataset of run has this document"):
-        name_documents(run, ["news:a.jsonl:2"], [], origins)
+        answers.name_documents(run, ["news:a.jsonl:2"], [], origins)
 
 
 def test_another_dataset_is_refused(asked, data, capsys):

@@ -56,13 +56,10 @@ def answer_steps(
     vocabulary = read_vocabulary(run.mixture[0].dataset)
     named: set[tuple[int, str]] = set()
     for content in contents:
-        instances = [
-            _describe_instance(run, content, slot, vocabulary)
-            for slot in range(content.block.num_instances)
-        ]
-        documents = _documents_of(content, instances)
+        documents = _documents_of(content)
         yield _describe_step(run, content, len({document for _, document in documents}))
-        yield from instances
+        for slot in range(content.block.num_instances):
+            yield _describe_instance(run, content, slot, vocabulary)
         fresh = sorted(documents - named)
         named |= documents
         if origins is not None:
@@ -127,12 +124,11 @@ def _describe_instance(
     }
 
 
-def _documents_of(content: StepContent, instances: Sequence[Record]) -> set[tuple[int, str]]:
+def _documents_of(content: StepContent) -> set[tuple[int, str]]:
     """Returns the documents of a step's instances.
 
     Args:
         content: What the step read.
-        instances: The records of all its instances.
 
     Returns:
         Pairs of the index of a dataset in the mixture, and a document's id as instances hold it, 16
@@ -140,9 +136,9 @@ def _documents_of(content: StepContent, instances: Sequence[Record]) -> set[tupl
     """
     datasets = content.dataset.tolist()
     return {
-        (dataset, instance[name])
-        for dataset, instance in zip(datasets, instances, strict=True)
-        for name in ("document_a", "document_b")
+        (dataset, f"{document:016x}")
+        for documents in (content.block.document_a, content.block.document_b)
+        for dataset, document in zip(datasets, documents.tolist(), strict=True)
     }
 
 
