@@ -62,7 +62,8 @@ class Gauge:
 
         Args:
             counts: Counts of the step over all ranks.
-            seconds: Seconds from the request for the batch to the end of the update.
+            seconds: Seconds that the step took, from its start to the end of the update. Any wait
+                for the batch of the next step is part of them.
             phase: Index of the phase, from 0.
             steps_left: Number of steps that are left in the phase.
 

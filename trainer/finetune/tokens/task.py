@@ -26,7 +26,7 @@ Tags = Sequence[str]
 """The tag of each word of a sentence."""
 
 MAX_CONTEXT = 32
-"""The number of pieces that are at least on each side of a word in the window that predicts it.
+"""The least number of pieces on each side of a word's first piece, in the window that predicts it.
 
 In short windows it is a quarter of the window. Words near the ends of the sentence have fewer.
 """
