@@ -18,7 +18,8 @@ still in FOLDER; otherwise it is trained again.
 
 JSON lines are added to scripts/bench/results/speedrun.jsonl. Their key "kind" is "arm" (losses of
 an arm and a seed), "pairs" (its BLiMP score) or "clock" (CPU-seconds of steps). An arm and a seed
-that have a line are not run again. Every call prints the board.
+are not run again if their line, and with `--pairs` also that of their score, is there.
+Every call prints the board.
 """
 
 import argparse

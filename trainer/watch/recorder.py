@@ -115,8 +115,8 @@ class WeightsAndBiases:
         """Sends the numbers of a row, unless W&B already has this step.
 
         W&B takes no step twice. If a run makes a step again, W&B keeps the numbers of the first
-        time. They differ from those of metrics.jsonl only if the run went back to a checkpoint and
-        left instances out.
+        time. They can differ from those of metrics.jsonl, for example if the run went back to a
+        checkpoint and left instances out.
         """
         if row["step"] >= self._logged_before:
             self._run.log(curves(row), step=row["step"])
