@@ -456,8 +456,8 @@ def write_shard(number: int, ordered: Sequence[bytes], plan: Plan, rule: ShardRu
     for sample, following in pairwise(ordered):
         if sample[:HASH_BYTES] == following[:HASH_BYTES]:
             raise ValueError(_describe_doubled(decode_sample(sample)["__key__"]))
-    tar = b"".join([memoryview(encoded)[HASH_BYTES:] for encoded in ordered])
-    tar += end_of_tar(len(tar))
+    members = [memoryview(encoded)[HASH_BYTES:] for encoded in ordered]
+    tar = b"".join([*members, end_of_tar(num_bytes)])  # to append the end would copy the whole tar
     if rule.folder.exists(name):
         _refuse_other_bytes(rule, name, tar)
     elif rule.folder.exists(rule.manifest):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import tracemalloc
 from collections.abc import Mapping
 from itertools import groupby
 from operator import itemgetter
@@ -641,6 +642,21 @@ def test_shards_whose_numbers_have_seven_digits_follow_the_others(tmp_path, monk
     assert [shard["name"] for shard in shards[1:4]] == [
         "part-999999.tar", "part-1000000.tar", "part-1000001.tar"
     ]  # fmt: skip
+
+
+def test_a_shard_is_held_once_beside_its_samples(tmp_path):
+    rule = ShardRule(Folder(str(tmp_path)), "part", 2**28, 100)
+    content = bytes(2**20)
+    found = [encode_sample({"__key__": str(n), "bin": content}, 2**28) for n in range(16)]
+    rows = group(to_size_row(each, rule) for each in found)
+    plan = plan_shards([plan_range(each, rule) for each in rows], rule)
+    tracemalloc.start()
+    try:
+        [row] = write_group((0, found), plan, rule)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert row[2] < peak < 1.2 * row[2]
 
 
 def test_a_plan_of_a_hundred_thousand_shards_says_where_each_sample_goes():
