@@ -20,6 +20,7 @@ class RecordedRun:
         self.log = []
         self.position = Position()
         self.must_stop = False
+        self.num_made = 0
         self.step_started = 0.0
         self.ranks = None
         self.settings = SimpleNamespace(follow=follow)
@@ -93,6 +94,14 @@ def test_a_stop_during_the_last_step_but_one_ends_with_the_phase(monkeypatch):
     run = RecordedRun(monkeypatch)
     assert run.make_steps(stop_during=3)[-2:] == ["agree 4", "make 4"]
     assert not run.must_stop
+
+
+def test_the_next_phase_makes_no_step_after_such_a_stop(monkeypatch):
+    run = RecordedRun(monkeypatch)
+    run.make_steps(stop_during=3)
+    run.log.clear()
+    assert run.make_steps() == ["take 1", "begin 1", "agree 1", "save after 4"]
+    assert run.must_stop
 
 
 def test_a_launch_makes_a_step_before_it_stops(monkeypatch):

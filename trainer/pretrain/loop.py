@@ -176,10 +176,10 @@ def train_phase(run: Run) -> None:
         run.mixture, phase.seq_len, settings, run.ranks, run.wait_policy, run.progress.say
     )
     run.weights_check.forget()
-    if run.position.phase_step == 0:
-        begin_phase(run.optimizer, phase)
     clock = PhaseClock(phase, settings.budget_seconds(phase_index), run.position.phase_seconds)
     for rank_step, counts, loader in _agreed_steps(run, phase, clock):
+        if run.position.phase_step == 0:
+            begin_phase(run.optimizer, phase)
         learning_rate = clock.learning_rate(run.position.phase_step, counts.elapsed_seconds)
         run.optimizer.set_learning_rate(learning_rate)
         seed_dropout(settings.seed, phase_index, run.position.phase_step, run.ranks.rank)
@@ -207,8 +207,8 @@ def _agreed_steps(
     While the ranks make a step, they already exchange the counts of the next one, so that no GPU
     waits for this exchange. With its counts a rank also says whether it was told to stop, or
     whether it failed to save. If some rank says so, all ranks save a checkpoint and the iterator
-    ends; the step of these counts is not made. The first step of the iterator is made all the same,
-    so that the checkpoint is a new one.
+    ends; the step of these counts is not made. The first step after a launch, or after the run went
+    back to a checkpoint, is made all the same, so that the checkpoint is a new one.
 
     Yields:
         This rank's share of the step, the counts over all ranks, and the loader of the step.
@@ -219,7 +219,6 @@ def _agreed_steps(
     phase_index = run.position.phase
     steps = _steps_of_phase(run, phase)
     factor = float(FIRST_STEP_FACTOR)
-    num_made = 0
     upcoming: _Upcoming | None = None
     while run.position.phase == phase_index and not run.must_stop:
         run.step_started = time.monotonic()
@@ -229,14 +228,14 @@ def _agreed_steps(
             return
         current = upcoming
         counts = current.agree()
-        if counts.must_stop and num_made:
+        if counts.must_stop and run.num_made:
             run.save()
             run.must_stop = True
             return
         is_last = run.position.phase_step + 1 == phase.steps
         upcoming = _begin_step(run, clock, steps) if looks_ahead and not is_last else None
         yield current.rank_step, counts, current.loader
-        num_made += 1
+        run.num_made += 1
         factor = 1.0
 
 
@@ -570,6 +569,7 @@ def _roll_back(run: Run, norm: float) -> None:
             run.saved.discard_from(streak.first_step)
         run.position = find_position(run.settings, checkpoint)
     run.saved_position = None
+    run.num_made = 0
     load_checkpoint(checkpoint, run.engine, run.optimizer, run.ranks)
     run.guard = guard.went_back(SpikeGuard(run.settings.safety, run.position.guard))
     run.position = dataclasses.replace(run.position, guard=run.guard.to_dict())
