@@ -169,6 +169,21 @@ def test_the_batch_that_uses_the_gpus_is_the_smallest(changes):
     assert all(share >= 0.1 for share in shares[1:])
 
 
+def test_all_larger_batches_use_the_gpus_too():
+    """65 instances of 512 tokens begin a fifth micro-batch, so that a rank waits longer again."""
+    settings = settings_of(world_size=16, link="400gbe", micro_tokens=8_192)
+    phase = replace(settings.phases[0], seq_len=512)
+    full = Lengths(512, 512**2, 76.8)
+    shares = {}
+    for instances in range(50, 300):
+        batch = replace(phase, global_batch=16 * instances)
+        shares[instances] = time_phase_step(batch, CONFIG, full, settings).waiting_share
+    assert find_used_batch(phase, CONFIG, full, settings) == 16 * 72
+    assert min(shares[instances] for instances in range(65, 72)) >= 0.1
+    assert shares[64] < 0.1
+    assert max(shares[instances] for instances in range(72, 300)) < 0.1
+
+
 def test_precisions_have_rates_of_their_own():
     phase = settings_of().phases[0]
     seconds = {

@@ -202,9 +202,12 @@ def wire_of(settings: PlanSettings) -> Wire:
 def find_used_batch(
     phase: Phase, config: BertConfig, lengths: Lengths, settings: PlanSettings
 ) -> int | None:
-    """Returns the smallest global batch that keeps the ranks busy.
+    """Returns the global batch from which on the ranks are busy.
 
-    They are busy if they wait for the wire during less than a tenth of a step.
+    They are busy if they wait for the wire during less than a tenth of a step. A larger batch can
+    wait more than a smaller one: if it needs one more micro-batch, each micro-batch is smaller, and
+    so is the last backward pass, behind which gradients travel. Of all batches with the same number
+    of micro-batches, the smallest one waits most.
 
     Args:
         phase: The phase, whose own global_batch does not matter.
@@ -213,21 +216,30 @@ def find_used_batch(
         settings: Settings of the run.
 
     Returns:
-        Instances of a step over all ranks, a multiple of their number; None if batches of up to
-        `_LARGEST_BATCH` instances are too small.
+        The smallest batch with which, as with all larger ones, the ranks are busy: instances of a
+        step over all ranks, a multiple of their number. None if batches of up to `_LARGEST_BATCH`
+        instances are too small.
     """
 
-    def is_used(instances_a_rank: int) -> bool:
-        batch = replace(phase, global_batch=instances_a_rank * settings.world_size)
+    def with_instances(instances_a_rank: int) -> Phase:
+        return replace(phase, global_batch=instances_a_rank * settings.world_size)
+
+    def is_busy(instances_a_rank: int) -> bool:
+        batch = with_instances(instances_a_rank)
         return time_phase_step(batch, config, lengths, settings).waiting_share < _WAITING_SHARE
 
+    def stays_busy(instances_a_rank: int) -> bool:
+        full = count_micro_batches(with_instances(instances_a_rank), lengths, settings)
+        most_instances = int(full * settings.micro_tokens / lengths.tokens)
+        return is_busy(instances_a_rank) and is_busy(most_instances + 1)
+
     most = 1
-    while not is_used(most):
+    while not stays_busy(most):
         most *= 2
         if most * settings.world_size > _LARGEST_BATCH:
             return None
     tried = range(most // 2 + 1, most + 1)
-    return settings.world_size * tried[bisect.bisect_left(tried, True, key=is_used)]
+    return settings.world_size * tried[bisect.bisect_left(tried, True, key=stays_busy)]
 
 
 def measure_lengths(block: Block) -> Lengths:
@@ -399,8 +411,8 @@ def _describe_bytes(settings: PlanSettings, num_trained: int, traffic: Traffic) 
 def _describe_batch(settings: PlanSettings, config: BertConfig, plan: PhasePlan) -> str:
     """Returns advice for a phase whose ranks wait long for communication.
 
-    It names the smallest global batch with which ranks wait for less than a tenth of each step. If
-    no batch is large enough, it says what else helps.
+    It names the global batch from which on ranks wait for less than a tenth of each step. If no
+    batch is large enough, it says what else helps.
 
     Returns:
         The end of a line that begins with "phase 1 waits less", such as "than 10% of a step from a
