@@ -106,6 +106,14 @@ def test_masks_drawn_anew_count():
     assert "masking: 0.5-0.1" in list(describe_plan(drawn))
 
 
+def test_the_memory_of_zero_3_is_that_of_a_model_that_is_not_compiled():
+    settings = settings_of()
+    config = preset("tiny")
+    phases = [plan_phase(settings.phases[0], config, (), settings)]
+    cases = [memory_case(settings, config, phases, stage) for stage in (1, 2, 3)]
+    assert [case.is_compiled for case in cases] == [True, True, False]
+
+
 def test_warnings(data):
     text = "\n".join(describe_plan(settings_of(data=[str(data)], world_size=1, micro_tokens=64)))
     assert "warning: phase 1 reads the 2 pass(es) of L32" in text

@@ -277,7 +277,7 @@ def memory_case(
         seq_len=max(each.phase.seq_len for each in phases),
         micro_batches=max(each.micro_batches for each in phases),
         recomputes=settings.activation_checkpointing,
-        is_compiled=settings.choice.is_compiled,
+        is_compiled=settings.choice.is_compiled and zero_stage != 3,
         is_cpu=settings.gpu == "cpu",
         masked_share=max(settings.mask_shares or [Case.masked_share]),
     )
