@@ -24,7 +24,7 @@ from scripts.bench.measured import print_result, summarize
 from scripts.bench.train_step import torch_adamw, twin_of
 from scripts.checkout import make_parser
 from trainer.engine.deepspeed_config import deepspeed_config
-from trainer.engine.train_step import StepCounts, agree_on_step, seed_dropout, train_step
+from trainer.engine.train_step import StepCounts, begin_to_agree, seed_dropout, train_step
 from trainer.engine.zero import start_engine
 from trainer.model.bert import build_model, compile_model
 from trainer.model.config import BertConfig, Lengths, preset, training_flops
@@ -209,7 +209,7 @@ class Bench:
 
 def count_step(ranks: Ranks, step: RankStep) -> StepCounts:
     """What a step holds."""
-    return agree_on_step(ranks, step.micro_batches, 0.0, must_stop=False)
+    return begin_to_agree(ranks, step.micro_batches, 0.0, must_stop=False)()
 
 
 def measure_product(device: torch.device, size: int, repeats: int = 20) -> float:

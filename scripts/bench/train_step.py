@@ -30,7 +30,7 @@ from scripts.bench.measured import cpu_seconds, print_result, summarize
 from scripts.checkout import make_parser
 from trainer.conversion.huggingface import to_hf_config, to_hf_state
 from trainer.engine.deepspeed_config import deepspeed_config
-from trainer.engine.train_step import agree_on_step, forward_sums, train_step
+from trainer.engine.train_step import begin_to_agree, forward_sums, train_step
 from trainer.engine.zero import start_engine
 from trainer.model.bert import BertForPreTraining, build_model
 from trainer.model.config import preset
@@ -173,7 +173,7 @@ class Ours:
 
     def step(self, batch: MicroBatch) -> float:
         """Makes a step and returns its loss."""
-        counts = agree_on_step(self._ranks, [batch], 0.0, must_stop=False)
+        counts = begin_to_agree(self._ranks, [batch], 0.0, must_stop=False)()
         sums = train_step(self._engine, self._ranks, [batch], counts)
         return float(sums[0] / counts.masked + sums[1] / counts.instances)
 

@@ -20,7 +20,7 @@ from tests.trainer.two_ranks import random_micro_batch, run_ranks
 from trainer.checkpoints import files, read
 from trainer.checkpoints.write import take_snapshot, write_snapshot
 from trainer.engine.deepspeed_config import deepspeed_config
-from trainer.engine.train_step import agree_on_step, grad_norm, seed_dropout, train_step
+from trainer.engine.train_step import begin_to_agree, grad_norm, seed_dropout, train_step
 from trainer.engine.zero import start_engine
 from trainer.model.bert import build_model
 from trainer.optim.adamw import AdamW
@@ -48,7 +48,7 @@ def train(engine, optimizer, ranks, first_step, num_steps):
         seed = 100 * step
         batches = [random_micro_batch(each, 50, seed + i) for i, each in enumerate(GLOBAL_BATCH)]
         mine = batches[ranks.rank * 6 // ranks.world_size :][: 6 // ranks.world_size]
-        counts = agree_on_step(ranks, mine, 0.0, must_stop=False)
+        counts = begin_to_agree(ranks, mine, 0.0, must_stop=False)()
         optimizer.set_learning_rate(0.01)
         seed_dropout(5, 0, step, ranks.rank)
         losses = train_step(engine, ranks, mine, counts)[:2].tolist()

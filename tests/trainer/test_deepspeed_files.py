@@ -763,7 +763,7 @@ def test_every_key_that_deepspeed_is_given_is_run():
 
 def train(ranks, stage, precision, chosen):
     """Losses of some steps of two ranks."""
-    from trainer.engine.train_step import agree_on_step, train_step
+    from trainer.engine.train_step import begin_to_agree, train_step
     from trainer.engine.zero import start_engine
     from trainer.model.bert import build_model
     from trainer.optim.adamw import AdamW
@@ -779,7 +779,7 @@ def train(ranks, stage, precision, chosen):
         batches = [
             random_micro_batch(*each) for each in zip(lengths, [50] * 2, seeds, strict=False)
         ]
-        counts = agree_on_step(ranks, batches, 0.0, False)
+        counts = begin_to_agree(ranks, batches, 0.0, False)()
         losses.append(train_step(engine, ranks, batches, counts).tolist())
     return losses
 

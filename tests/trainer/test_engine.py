@@ -20,7 +20,7 @@ from tests.trainer.two_ranks import random_micro_batch, run_ranks
 from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.deepspeed_file import passed_to_deepspeed
 from trainer.engine.train_step import (
-    agree_on_step,
+    begin_to_agree,
     forward_sums,
     grad_norm,
     seed_dropout,
@@ -106,7 +106,7 @@ def train_on_ranks(ranks, kind, stage, precision, chosen):
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     for step in range(STEPS):
         batches = micro_batches(ranks.rank, step)
-        counts = agree_on_step(ranks, batches, 0.25 * ranks.rank, ranks.rank == 1 and step == 3)
+        counts = begin_to_agree(ranks, batches, 0.25 * ranks.rank, ranks.rank == 1 and step == 3)()
         reduced, exchanged = [], []
         with count_calls("all_reduce", reduced), count_calls("all_to_all_single", exchanged):
             sums = train_step(engine, ranks, batches, counts, NSP_WEIGHTS[dtype])

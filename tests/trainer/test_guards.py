@@ -16,7 +16,7 @@ import torch
 from tests.trainer.tiny_run import BERT
 from tests.trainer.two_ranks import random_micro_batch, run_ranks
 from trainer.engine.deepspeed_config import deepspeed_config
-from trainer.engine.train_step import agree_on_step, grad_norm, train_step
+from trainer.engine.train_step import begin_to_agree, grad_norm, train_step
 from trainer.engine.zero import start_engine
 from trainer.guards.spike_guard import SpikeGuard
 from trainer.guards.watchdog import Peer, Watchdog, describe_hang
@@ -47,7 +47,7 @@ class Rank:
     def train(self):
         self.step += 1
         batches = [random_micro_batch([7, 5], 50, 10 * self.step + self.ranks.rank)]
-        counts = agree_on_step(self.ranks, batches, 0.0, must_stop=False)
+        counts = begin_to_agree(self.ranks, batches, 0.0, must_stop=False)()
         train_step(self.engine, self.ranks, batches, counts)
         return grad_norm(self.engine, self.optimizer)
 

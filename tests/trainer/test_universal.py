@@ -21,7 +21,7 @@ from trainer.cli import main as command
 from trainer.conversion.huggingface import hf_names
 from trainer.conversion.initial_weights import read_initial_weights
 from trainer.engine.deepspeed_config import deepspeed_config
-from trainer.engine.train_step import agree_on_step, train_step
+from trainer.engine.train_step import begin_to_agree, train_step
 from trainer.engine.zero import start_engine
 from trainer.model.bert import build_model
 from trainer.optim.adamw import AdamW
@@ -71,7 +71,7 @@ def train_ours(folder):
             saver.save({"step": step, "tokens": 1, "instances": 1}, engine, optimizer)
             saver.finish()
         batches = batches_of(step)
-        counts = agree_on_step(ranks, batches, 0.0, must_stop=False)
+        counts = begin_to_agree(ranks, batches, 0.0, must_stop=False)()
         sums = train_step(engine, ranks, batches, counts)
         losses.append(float(sums[0] / counts.masked + sums[1] / counts.instances))
     (folder / "ours.json").write_text(json.dumps(losses))

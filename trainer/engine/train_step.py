@@ -56,23 +56,6 @@ class StepCounts:
     drawn: tuple[tuple[int, int], ...]
 
 
-def agree_on_step(
-    ranks: Ranks,
-    micro_batches: Sequence[MicroBatch],
-    wait_seconds: float,
-    must_stop: bool,
-    drawn: Sequence[tuple[int, int]] = (),
-    elapsed_seconds: float = 0.0,
-) -> StepCounts:
-    """Exchanges the counts of a step with the other ranks, and waits for the result.
-
-    Every rank has to call it. The arguments are those of `begin_to_agree`, which does the same
-    without waiting.
-    """
-    agree = begin_to_agree(ranks, micro_batches, wait_seconds, must_stop, drawn, elapsed_seconds)
-    return agree()
-
-
 def begin_to_agree(
     ranks: Ranks,
     micro_batches: Sequence[MicroBatch],
@@ -183,7 +166,7 @@ def train_step(
         engine: DeepSpeed's engine around a BertForPreTraining, from `start_engine`.
         ranks: This process and the others of the run.
         micro_batches: This rank's micro-batches of the step.
-        counts: The counts of the step, from `agree_on_step`.
+        counts: The counts of the step, from `begin_to_agree`.
         nsp_weight: The weight of the loss of next sentence prediction; 0 leaves it out.
 
     Returns:
