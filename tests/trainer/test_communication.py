@@ -1,7 +1,11 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
+from trainer.engine.deepspeed_config import BUCKET_ELEMENTS
+from trainer.engine.gradients import cut_buckets
+from trainer.model.bert import BertForPreTraining
 from trainer.model.config import Lengths, ModelSettings, num_parameters, preset
 from trainer.preflight.communication import (
     StepTime,
@@ -73,7 +77,7 @@ def test_the_slower_link_decides(link, gpu, ranks, node_size, gigabytes, trip_mi
 
 def test_processes_of_one_cpu_are_not_timed():
     wire = join_ranks("ndr", "cpu", GPUS["cpu"], 2, 8)
-    assert time_step(Traffic(8e9, 2e9, 2, 1, 1, overlaps=False), wire, 1.0, 1).seconds == 1.0
+    assert time_step(Traffic(8e9, 2e9, 2, 1, 1.0, overlaps=False), wire, 1.0, 1).seconds == 1.0
     assert wire.description == "within a node memory, whose time is not counted"
 
 
@@ -100,7 +104,7 @@ def test_bytes_of_a_parameter(stage, precision, micro_batches, gradients, weight
 def test_gradients_overlap_in_several_buckets(stage, optimizer, overlaps):
     traffic = count_traffic(CONFIG, stage, "fp32", 4, 2, optimizer)
     assert traffic.overlaps is overlaps
-    assert (traffic.buckets > 1) is overlaps
+    assert (traffic.last_share < 1) is overlaps
 
 
 @pytest.mark.parametrize(
@@ -110,6 +114,18 @@ def test_gloo_makes_an_all_reduce_of_every_reduce_scatter(stage, gradients, weig
     traffic = count_traffic(CONFIG, stage, "bf16", 4, 3, by_gloo=True)
     assert traffic.gradient_bytes == gradients * SIZE * 3 / 4
     assert traffic.weight_bytes == weights * SIZE * 3 / 4
+
+
+@pytest.mark.parametrize(("name", "share"), [("base", 0.213), ("large", 0.093)])
+def test_the_word_embedding_is_sent_last(name, share):
+    """Its bucket is larger than the others."""
+    config = preset(name)
+    with torch.device("meta"):
+        parameters = list(BertForPreTraining(config).parameters())
+    last = sum(parameter.numel() for parameter in cut_buckets(parameters, BUCKET_ELEMENTS)[-1])
+    traffic = count_traffic(config, 1, "bf16", 8, 1)
+    assert traffic.last_share == pytest.approx(last / num_parameters(config))
+    assert traffic.last_share == pytest.approx(share, abs=5e-4)
 
 
 def test_zero_3_overlaps_nothing_that_is_counted():
@@ -125,7 +141,7 @@ def test_a_single_rank_sends_nothing():
 def test_gradients_hide_behind_the_last_backward_pass():
     # 4 GB and 2 GB at 1 GB/s; 4 trips of 0.1 s carry 4 buckets of gradients, and 2 carry weights.
     wire = Wire(2, 2, 1e9, 0.1, "")
-    traffic = Traffic(4e9, 2e9, 4, 2, 4, overlaps=True)
+    traffic = Traffic(4e9, 2e9, 4, 2, 0.25, overlaps=True)
     shown = time_step(replace(traffic, overlaps=False), wire, 3.0, 1)
     assert (shown.wire, shown.hidden, shown.seconds) == (
         pytest.approx(6.6),

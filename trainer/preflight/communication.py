@@ -176,8 +176,8 @@ class Traffic:
         weight_bytes: Bytes of weights.
         gradient_trips: Trips around the ring that gradients take.
         weight_trips: Trips around the ring that weights take.
-        buckets: Number of buckets. The parameters are divided into these, and the gradients of a
-            bucket are sent together.
+        last_share: Share of the parameters whose gradients are sent last, when the backward pass is
+            over: those of the bucket that has the word embedding.
         overlaps: Whether gradients travel while the last backward pass of the step computes.
     """
 
@@ -185,7 +185,7 @@ class Traffic:
     weight_bytes: float
     gradient_trips: int
     weight_trips: int
-    buckets: int
+    last_share: float
     overlaps: bool
 
     @property
@@ -232,9 +232,10 @@ def count_traffic(
         by_gloo: Whether ranks talk by Gloo instead of NCCL.
     """
     size = num_parameters(config)
+    embedding = config.vocab_size * config.hidden_size
     bucket = BUCKET_ELEMENTS
     if zero_stage == 3:
-        bucket = bucket_elements(size, config.vocab_size * config.hidden_size)
+        bucket = bucket_elements(size, embedding)
     elif zero_stage and optimizer == "muon":
         bucket = size
     buckets = math.ceil(size / bucket)
@@ -248,7 +249,7 @@ def count_traffic(
         weight_bytes=sent * weight * gathers,
         gradient_trips=buckets * gradient_trips * reductions,
         weight_trips=buckets * gathers,
-        buckets=buckets,
+        last_share=min(1.0, max(bucket, embedding) / size),
         overlaps=zero_stage < 3 and buckets > 1,
     )
 
@@ -307,7 +308,7 @@ def time_step(
     hidden = 0.0
     if traffic.overlaps:
         backward = computing / micro_batches * (3 / 4 if recomputes else 2 / 3)
-        hidden = min(backward, gradients - gradients / traffic.buckets)
+        hidden = min(backward, gradients * (1 - traffic.last_share))
     return StepTime(computing, gradients + weights, hidden)
 
 
