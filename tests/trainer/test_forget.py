@@ -5,16 +5,24 @@ Document n of the datasets here is row n of each shard.
 
 import json
 import shutil
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from pipeline.storage.local import replace_file
 from scripts.soak.forgetting import LONG, SHORT, Scenario, forget_often
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import OURS, TINY, launch, write_config
 from trainer.checkpoints.files import read_marker
+from trainer.checkpoints.store import CheckpointStore
 from trainer.cli import main
-from trainer.forget.certificate import hash_id
+from trainer.forget.certificate import hash_id, write_certificate
+from trainer.forget.command import _copy_files, _Task
 from trainer.forget.plan import ForgettingPlan
+from trainer.forget.settings import ForgetSettings
+from trainer.runs.run_folder import RunFolder
+from trainer.settings import Phase, PretrainSettings
 
 pytestmark = pytest.mark.engines
 
@@ -173,6 +181,82 @@ def test_ranks_and_phases(tmp_path):
     [result] = forget_often(scenario, tmp_path / "work", 1, seed=4)
     assert result["is_equal"]
     assert result["first_step"]
+
+
+def test_a_run_inside_the_old_one_is_refused(place, tmp_path, capsys):
+    path = tmp_path / "list"
+    path.write_text(f"{3:016x}\n")
+    output = place / "run" / "new"
+    words = ["forget", str(place / "run"), "--documents", str(path), "--output", str(output)]
+    assert main(words) == 2
+    said = capsys.readouterr().err.strip()
+    assert f"{output} is in the folder of {place / 'run'}, which is never changed; give" in said
+    assert not output.exists()
+    assert not (place / "run" / ".new.unfinished").exists()
+
+
+def test_a_cache_folder_that_is_given_is_that_of_the_new_run():
+    old = PretrainSettings(data=["data"], output="run", phases=[Phase(16, 8, 4, 1.0)])
+    given = ForgetSettings("run", "list", "new", cache_dir="mine")
+    task = _Task(given, None, SimpleNamespace(settings=old), RunFolder(Path("new")))
+    assert task.pretrain_settings().cache_dir == "mine"
+
+
+def test_a_last_row_that_was_not_written_completely_is_not_copied(tmp_path):
+    old = tmp_path / "run"
+    old.mkdir()
+    rows = b'{"step": 3}\n{"step": 5}\n{"st'
+    for name in ("metrics.jsonl", "anomalies.jsonl"):
+        (old / name).write_bytes(rows)
+    for name in ("vocab.txt", "tokenizer.json"):
+        (old / name).touch()
+    plan = ForgettingPlan((7,), 1, 1, 5, None, 4, 8, 8, None)
+    _copy_files(SimpleNamespace(store=CheckpointStore(str(old))), RunFolder(tmp_path / "new"), plan)
+    for name in ("metrics.jsonl", "anomalies.jsonl"):
+        assert (tmp_path / "new" / name).read_bytes() == b'{"step": 3}\n'
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """A run that `forget` made: a run that was known to have read nothing in its 6 steps."""
+    run = RunFolder(tmp_path)
+    forgot = {"old_run": "0ld", "list": "0", "num_documents": 1, "num_instances": 0}
+    forgot |= {"first_step": None, "steps_made": 6, "from_checkpoint": None}
+    launch_facts = {"world_size": 1, "time": "now", "git_commit": "0", "software": {}}
+    launch_facts |= {"hardware": {"machine": "", "gpus": []}}
+    facts = {"id": "new", "model": {}, "datasets": [], "launches": [launch_facts], "forgot": forgot}
+    run.facts.write_text(json.dumps(facts))
+    last = run.checkpoints / "step-00000008"
+    last.mkdir(parents=True)
+    (last / "COMMITTED").write_text('{"files": {"state.json": {"bytes": 1, "sha256": "a"}}}')
+    return run
+
+
+def test_a_certificate_says_up_to_which_step_the_old_run_is_known(finished):
+    page = write_certificate(finished, [7], []).read_text()
+    assert "None of the first 6 steps of that run had read one." in page
+    assert "goes on from the beginning of that run" in page
+
+
+def test_a_certificate_that_was_interrupted_is_written_again(finished, monkeypatch):
+    """`forget` writes it unless certificate.json is there."""
+
+    def die_after_one(path, data):
+        replace_file(path, data)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trainer.forget.certificate.replace_file", die_after_one)
+    with pytest.raises(KeyboardInterrupt):
+        write_certificate(finished, [7], [])
+    assert not (finished.path / "certificate.json").exists()
+
+
+def test_a_plan_of_a_run_that_branched_begins_where_it_branched():
+    plan = ForgettingPlan((7,), 1, 1, 602, None, 600, 700, 800, None)
+    assert plan.describe("RUN")[1:] == [
+        "no checkpoint is from before that step: training begins at step 600",
+        "100 steps are made again, 200 until the end",
+    ]
 
 
 def test_a_plan_of_a_run_that_goes_on():

@@ -118,8 +118,9 @@ def write_certificate(run: RunFolder, documents: Sequence[int], limits: Sequence
         "files": read_marker(newest),
         "not_covered": list(limits),
     }
-    replace_file(run.path / CERTIFICATE, to_json(certificate))
+    # certificate.json is written last: `forget` takes it for the sign that both files are there.
     replace_file(run.path / PAGE, _render_page(certificate).encode())
+    replace_file(run.path / CERTIFICATE, to_json(certificate))
     return run.path / PAGE
 
 
@@ -130,10 +131,10 @@ def _render_page(certificate: Mapping[str, Any]) -> str:
         certificate: The content of certificate.json.
     """
     first_step = certificate["first_step"]
-    found = "No step of that run had read one."
+    found = f"None of the first {certificate['steps_made']:,} steps of that run had read one."
     if first_step is not None:
         found = f"The first step of that run that had read one is {first_step:,}."
-    beginning = certificate["from_checkpoint"] or "its beginning"
+    beginning = certificate["from_checkpoint"] or "the beginning"
     summary = (
         f"The run {certificate['new_run']} is the run {certificate['old_run']} without"
         f" {len(certificate['documents_sha256']):,} document(s). {found} The new run goes on from"

@@ -1,6 +1,5 @@
 """Runs `python -m trainer forget`: plans, prepares the new run, trains it, and certifies it."""
 
-import json
 import os
 import secrets
 import shutil
@@ -13,7 +12,7 @@ from pipeline.shards.document_list import format_document_list, hash_documents, 
 from pipeline.storage.folder import parse_storage_options
 from pipeline.storage.local import replace_file
 from pipeline.storage.terminal import say
-from trainer.checkpoints.store import METRICS, newest_json
+from trainer.checkpoints.store import newest_json
 from trainer.forget.certificate import CERTIFICATE, describe_limits, write_certificate
 from trainer.forget.plan import (
     ForgettingPlan,
@@ -55,7 +54,7 @@ class _Task:
 
     @property
     def cache_dir(self) -> str | None:
-        """Folder where indexes from documents to instances are cached; None for the default one.
+        """Folder of the new run in which data that were read are kept; None for the default one.
 
         It is the folder of the command's settings, or else that of the old run's settings.
         """
@@ -66,13 +65,20 @@ class _Task:
         """Whether an earlier `forget` of the same run and list has made the new run's folder.
 
         Raises:
-            FileExistsError: The path of the new run holds something else.
+            FileExistsError: The path of the new run holds something else, or is in the folder of
+                the old run.
         """
         path = self.new.path
+        run = self.old.store.folder
+        if run.is_local and run.local_path().resolve() in path.resolve().parents:
+            raise FileExistsError(
+                f"{path} is in the folder of {self.settings.run}, which is never changed; give"
+                " another --output"
+            )
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
             return False
         PRETRAINING.refuse_foreign(path)
-        forgot = self.new.read_facts().get("forgot", {})
+        forgot = self.new.read_facts().get("forgot", {}) if self.new.facts.is_file() else {}
         names = self.old.facts["id"], _hash_file(self.settings.documents)
         if (forgot.get("old_run"), forgot.get("list")) != names:
             raise FileExistsError(
@@ -84,7 +90,7 @@ class _Task:
         """Returns the settings with which the new run is trained.
 
         They are those of the old run, but for the documents to leave out and the settings that say
-        where data, output and checkpoints are.
+        where data, output, checkpoints and the cache are.
         """
         old = self.old.settings
         checkpoint = replace(old.checkpoint, url=self.settings.checkpoint_url)
@@ -94,6 +100,7 @@ class _Task:
             output=self.settings.output,
             leave_out=str(self.new.left_out),
             checkpoint=checkpoint,
+            cache_dir=self.cache_dir,
             storage_options=self.settings.storage_options,
         )
 
@@ -218,14 +225,10 @@ def _copy_files(old: OldRun, new: RunFolder, plan: ForgettingPlan) -> None:
         plan: The plan, which names the checkpoint. If it names none, no checkpoint is copied.
     """
     old.store.fetch_files(list(VOCABULARY_HASHES), new.path)
-    rows = [METRICS, new.anomalies.name]
-    old.store.fetch_files([name for name in rows if old.store.folder.exists(name)], new.path)
-    if new.metrics.is_file():
-        MetricsFile(new.metrics).cut_after(plan.checkpoint_step)
-    if new.anomalies.is_file():
-        lines = new.anomalies.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if json.loads(line)["step"] <= plan.checkpoint_step]
-        new.anomalies.write_text("".join(kept), encoding="utf-8")
+    for rows in (new.metrics, new.anomalies):
+        if old.store.folder.exists(rows.name):
+            old.store.fetch_files([rows.name], new.path)
+            MetricsFile(rows).cut_after(plan.checkpoint_step)
     if plan.checkpoint is not None:
         old.store.fetch_checkpoint(plan.checkpoint, new.checkpoints)
         replace_file(new.newest, newest_json(plan.checkpoint))
@@ -243,6 +246,7 @@ def _describe(task: _Task, plan: ForgettingPlan) -> dict[str, Any]:
         "num_documents": plan.num_forgotten,
         "num_instances": plan.num_instances,
         "first_step": plan.first_step,
+        "steps_made": plan.steps_made,
         "from_checkpoint": plan.checkpoint,
     }
 

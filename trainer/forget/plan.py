@@ -110,7 +110,10 @@ class ForgettingPlan:
         if self.checkpoint is not None:
             lines.append(f"training goes on after step {self.checkpoint_step:,}, its checkpoint")
         else:
-            lines.append("no checkpoint is from before that step: training begins at step 0")
+            lines.append(
+                "no checkpoint is from before that step: training begins at step"
+                f" {self.checkpoint_step:,}"
+            )
         again = self.steps_made - self.checkpoint_step
         to_make = self.num_steps - self.checkpoint_step
         hours = "" if self.seconds is None else f", {self.seconds / 3_600:.2f} hours at its rate"
