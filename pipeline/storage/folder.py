@@ -49,9 +49,18 @@ class Folder:
     options: Mapping[str, Any] | None = field(default=None, repr=False, hash=False)
 
     @classmethod
-    def on(cls, filesystem: Any, path: str) -> "Folder":
-        """Returns a folder on an fsspec filesystem that is open already."""
-        folder = cls(str(filesystem.unstrip_protocol(path)), filesystem.storage_options)
+    def on(cls, filesystem: Any, path: str, options: Mapping[str, Any] | None = None) -> "Folder":
+        """Returns a folder on an fsspec filesystem that is open already.
+
+        Args:
+            filesystem: The filesystem.
+            path: The path of the folder on it.
+            options: The options that the filesystem was opened with, if some are `${NAME}`. The
+                filesystem itself has their values, which must not be pickled with the folder.
+        """
+        given = options or {}
+        named = {name: given.get(name, value) for name, value in filesystem.storage_options.items()}
+        folder = cls(str(filesystem.unstrip_protocol(path)), named)
         folder.__dict__["_opened"] = filesystem, path
         return folder
 
@@ -60,7 +69,7 @@ class Folder:
         """Returns the folder that holds the file at a URL, and the file's name in the folder."""
         whole = cls(url, options)
         parent, _, name = whole.path.rpartition("/")
-        folder = cls.on(whole.filesystem, parent)
+        folder = cls.on(whole.filesystem, parent, options)
         folder.__dict__["_prefix"] = whole.path.removesuffix(name)  # some filesystems have no root
         return folder, name
 

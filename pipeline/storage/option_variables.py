@@ -2,7 +2,8 @@
 
 Storage options are sent to the workers of a job, and everybody who may read the description of the
 job may read them. So that a secret is not sent, an option may be the text `${NAME}`. Each process
-replaces it by its own environment variable when it opens a filesystem.
+replaces it by its own environment variable when it opens a filesystem. A text that has more than
+that in it is not changed, and neither is the value of a variable, even if it reads `${NAME}`.
 """
 
 import os
@@ -34,6 +35,8 @@ def _fill_in(value: Any, option: str) -> Any:
     """
     if isinstance(value, Mapping):
         return {name: _fill_in(part, name) for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_fill_in(part, option) for part in value)
     variable = _VARIABLE.fullmatch(value) if isinstance(value, str) else None
     if variable is None:
         return value

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.storage.faults import CutFileError, SizeError
 from pipeline.storage.folder import Folder
+from pipeline.storage.option_variables import fill_in_variables
 from pipeline.storage.secret_values import hide
 
 
@@ -54,6 +55,32 @@ def test_the_name_of_a_variable_travels_and_its_value_does_not(memory, monkeypat
     assert hide("with s3cret-0816") == "with (hidden)"
     assert b"s3cret-0816" not in pickle.dumps(folder)
     assert pickle.loads(pickle.dumps(folder)).options["secret"] == "${STORE_SECRET}"
+
+
+def test_the_folder_of_a_file_travels_without_the_value_of_a_variable(memory, monkeypatch):
+    monkeypatch.setenv("STORE_SECRET", "s3cret-0816")
+    given = {"secret": "${STORE_SECRET}", "skip_instance_cache": True}
+    folder, name = Folder.of_file("memory://data/file", given)
+    assert (folder.filesystem.storage_options["secret"], name) == ("s3cret-0816", "file")
+    assert b"s3cret-0816" not in pickle.dumps(folder)
+    assert pickle.loads(pickle.dumps(folder)).filesystem.storage_options["secret"] == "s3cret-0816"
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        (["${STORE_SECRET}", {"keys": ["${STORE_SECRET}"]}], ["${Y}", {"keys": ["${Y}"]}]),
+        (("${STORE_SECRET}",), ("${Y}",)),
+        ("Bearer ${STORE_SECRET}", "Bearer ${STORE_SECRET}"),
+        ("${STORE-SECRET}", "${STORE-SECRET}"),
+    ],
+)
+def test_a_text_that_is_the_name_of_a_variable_is_replaced_once_in_lists_too(
+    monkeypatch, given, value
+):
+    """So a value that reads ${Y} is given by a variable that holds this text."""
+    monkeypatch.setenv("STORE_SECRET", "${Y}")
+    assert fill_in_variables({"option": given}) == {"option": value}
 
 
 def test_a_folder_opens_its_filesystem_once_and_hands_it_to_those_below(tmp_path):
