@@ -165,6 +165,15 @@ def test_a_pass_of_which_nothing_is_left_is_refused(mixture, left_out):
         everything.look_into(mixture, [16])
 
 
+def test_documents_are_left_out_of_the_train_split_only(tmp_path, left_out):
+    """Otherwise rows of train shards would be taken for rows of validation shards."""
+    write_tiny_dataset(tmp_path / "data")
+    data = open_mixture([str(tmp_path / "data")])
+    sizes = SIZES | {"leave_out": left_out}
+    with pytest.raises(ValueError, match=r"leave_out: documents are left out of the train split,"):
+        load_steps(data, "validation", 16, **sizes)
+
+
 def test_what_is_looked_into_once_need_not_be_looked_into_again(mixture, left_out, tmp_path):
     known = left_out.look_into(mixture, [16])
     elsewhere = dataclasses.replace(known, cache_dir="/dev/null/cache")

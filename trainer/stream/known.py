@@ -63,9 +63,15 @@ class KnownPasses:
 
         Raises:
             ValueError: A dataset does not have this split and length, or a pass has no instances,
-                or all instances of a pass are left out.
+                or all instances of a pass are left out. Or documents are to be left out of
+                another split than train.
             FileNotFoundError: A pass did not appear within the time that `wait_policy` allows.
         """
+        if left_out is not None and split != "train":
+            raise ValueError(
+                f"leave_out: documents are left out of the train split, and the split is {split!r};"
+                " give no leave_out"
+            )
         self.mixture = mixture
         self.split = split
         self.seq_len = seq_len

@@ -80,7 +80,7 @@ def planned_steps(
         num_lanes: The number of lanes of a new stream; None takes the default of docs/order.md.
         skip: Stretches (start, stop) of stream positions that no step takes. They are added to
             those of `state`.
-        leave_out: Documents whose instances no step takes.
+        leave_out: Documents whose instances no step takes. The split must be "train" then.
         mask_share: Draws masks anew as instances are read. It takes the number of a step, and
             returns the share of tokens to mask. None keeps the masks of the build.
         storage_options: Options of the filesystem of URLs, as fsspec takes them.
