@@ -156,7 +156,7 @@ def test_a_gpu_decides_for_bf16(runs):
 # The norm, the loss and LAMB's ratios. DeepSpeed waits for nothing.
 @pytest.mark.parametrize(
     ("optimizer", "stage", "waits", "launches"),
-    [("adamw", 0, 2, 240), ("adamw", 1, 2, 250), ("adamw", 2, 2, 250), ("lamb", 1, 3, 390)],
+    [("adamw", 0, 2, 240), ("adamw", 1, 2, 250), ("adamw", 2, 2, 250), ("lamb", 1, 3, 270)],
 )
 def test_a_step_asks_for_what_is_stated(runs, optimizer, stage, waits, launches):
     step = runs[optimizer, stage, 1_000]
@@ -164,7 +164,7 @@ def test_a_step_asks_for_what_is_stated(runs, optimizer, stage, waits, launches)
     assert step["pageable_copies"] == 0
     assert step["launches"] <= launches
     assert step["host_copies"] == 7, "a batch has seven columns"
-    assert step["device_copies"] <= 46, "one for each of the tensors"
+    assert step["device_copies"] == 0
 
 
 def test_muon_works_on_the_device_and_waits_no_more(runs):
