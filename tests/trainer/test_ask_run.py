@@ -473,6 +473,12 @@ def test_a_dataset_that_was_moved_is_found(asked, data, tmp_path, capsys):
         ),
         ('{"step": 9, "split": "train"', '{"split": "train", "step": "x"', "line 10: step, phase"),
         ('{"step": 9,', "[9,", "metrics.jsonl, line 10 is no row"),
+        (
+            '"step": 9, "split": "train", "phase": 0',
+            '"step": 9, "split": "train", "phase": 7',
+            r"metrics.jsonl has a step of phase 7, config.yaml has 1 phase\(s\), counted from 0",
+        ),
+        ('"position": 60', f'"position": {10**20}', f"line 7: step, phase and .* 0, {10**20}"),
     ],
 )
 def test_rows_that_do_not_fit_are_named(copied, capsys, old, new, message):
@@ -480,6 +486,22 @@ def test_rows_that_do_not_fit_are_named(copied, capsys, old, new, message):
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new, 1))
     error = copied.ask(capsys, "--step", "5-6", expected=2)
+    assert re.search(message, error), error
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"phase": 7}, "anomalies.jsonl has a step of phase 7, config.yaml has 1 phase"),
+        ({"grad_norm": None}, "anomalies.jsonl, line 1 is no row of a step: .*grad_norm is None"),
+        ({"limit": "x"}, "anomalies.jsonl, line 1 is no row of a step: .*limit is 'x'"),
+    ],
+)
+def test_anomalies_that_do_not_fit_are_named(copied, capsys, change, message):
+    row = {"step": 5, "phase": 0, "grad_norm": 99.5, "limit": None, "in_a_row": 1}
+    row |= {"positions": [copied.read[5][0], copied.read[5][0] + 12]}
+    (copied.path / "anomalies.jsonl").write_text(json.dumps(row | change) + "\n")
+    error = copied.ask(capsys, "--spikes", expected=2)
     assert re.search(message, error), error
 
 

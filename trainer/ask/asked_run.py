@@ -110,18 +110,45 @@ def opened_run(
         checkpoints, states = _read_checkpoints(CheckpointStore(name, options))
         trunk = facts.get("trunk")
         documents = run.read_left_out()
+        made = read_made_steps(run.metrics, f"{name}/metrics.jsonl")
+        anomalies = read_anomalies(run, f"{name}/anomalies.jsonl")
+        _refuse_other_phases(name, made, anomalies, len(settings.phases))
         yield AskedRun(
             name=name,
             settings=settings,
             mixture=_open_mixture(name, facts["datasets"], data, options),
-            made=read_made_steps(run.metrics, f"{name}/metrics.jsonl"),
-            anomalies=read_anomalies(run, f"{name}/anomalies.jsonl"),
+            made=made,
+            anomalies=anomalies,
             checkpoints=checkpoints,
             states=states,
             trunk=(str(trunk["run"]), int(trunk["step"])) if trunk else None,
             left_out=LeftOutDocuments(documents, cache_dir) if documents else None,
             knows_refused=Folder(name, options).is_local,
         )
+
+
+def _refuse_other_phases(
+    name: str, made: MadeSteps, anomalies: Sequence[Anomaly], num_phases: int
+) -> None:
+    """Checks that the settings of a run have the phases of all its steps.
+
+    Args:
+        name: The run, for messages.
+        made: The steps that the run has made.
+        anomalies: The steps whose gradients were not used.
+        num_phases: The number of phases in the settings.
+
+    Raises:
+        ValueError: A step is of a phase that the settings do not have.
+    """
+    phases = [("metrics.jsonl", phase) for phase in set(made.phase.tolist())]
+    phases += [("anomalies.jsonl", anomaly.phase) for anomaly in anomalies]
+    for file, phase in phases:
+        if not 0 <= phase < num_phases:
+            raise ValueError(
+                f"{name}/{file} has a step of phase {phase}, config.yaml has {num_phases} phase(s),"
+                " counted from 0; a file of the run was changed, or belongs to another"
+            )
 
 
 def decisive_settings(config: Mapping[str, Any], where: str) -> PretrainSettings:

@@ -14,7 +14,9 @@ from trainer.stream.order.order import Array
 
 # The columns with which a row begins. A run of a million steps has a gigabyte of rows, so they are
 # not parsed whole.
-_ROW = re.compile(rb'\{"step": (\d+), "split": "train", "phase": (\d+), "position": (\d+),')
+_ROW = re.compile(
+    rb'\{"step": (\d{1,18}), "split": "train", "phase": (\d{1,18}), "position": (\d{1,18}),'
+)
 _REMEDY = "restore the file, or remove the line"
 
 
@@ -126,7 +128,7 @@ def _step_rows(path: Path, where: str) -> Iterator[tuple[int, int, int]]:
         row = _parse(line, f"{where}, line {number}")
         if row.get("split") == "train":
             places = [row.get(name) for name in ("step", "phase", "position")]
-            if not all(type(place) is int and place >= 0 for place in places):
+            if not all(type(place) is int and 0 <= place < 2**63 for place in places):
                 raise ValueError(
                     f"{where}, line {number}: step, phase and position are {places}, expected whole"
                     f" numbers; {_REMEDY}"
@@ -185,7 +187,7 @@ def _parse_anomaly(row: dict[str, Any], where: str) -> Anomaly:
     """
     try:
         start, stop = row["positions"]
-        return Anomaly(
+        anomaly = Anomaly(
             step=int(row["step"]),
             phase=int(row["phase"]),
             start=int(start),
@@ -196,3 +198,11 @@ def _parse_anomaly(row: dict[str, Any], where: str) -> Anomaly:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{where} is no row of a step: {error!r}; {_REMEDY}") from error
+    # A norm that is not finite is a string.
+    numbers = {"grad_norm": int | float | str, "limit": int | float | None}
+    for field, types in numbers.items():
+        if not isinstance(row[field], types):
+            raise ValueError(  # noqa: TRY004
+                f"{where} is no row of a step: {field} is {row[field]!r}; {_REMEDY}"
+            )
+    return anomaly
