@@ -63,7 +63,7 @@ COMMANDS = {
         "trainer.cli:report", positionals=("runs",), local=("output",),
     ),
     "ask": Command(
-        "say what steps of a run read, or which steps read a document",
+        "say what steps of a run read, which read a document, or if a certificate is right",
         "trainer.ask.settings:AskSettings", "trainer.cli:ask", positionals=("run",),
         local=("cache_dir",),
     ),
@@ -171,11 +171,20 @@ def report(settings: ReportSettings, _remainder: object = None) -> None:
     say(f"{output}: {sum(len(run.train) for run in runs):,} steps of {len(runs)} run(s)")
 
 
-def ask(settings: AskSettings, _remainder: object = None) -> None:
-    """Runs `python -m trainer ask RUN --step 1200-1210`, or with another question."""
+def ask(settings: AskSettings, _remainder: object = None) -> int:
+    """Runs `python -m trainer ask RUN --step 1200-1210`, or with another question.
+
+    Returns:
+        The exit code: 1 if a certificate was not found to be right, otherwise 0.
+    """
+    if settings.certificate is not None:
+        from trainer.replay.check_certificate import check_certificate
+
+        return check_certificate(settings)
     from trainer.ask.command import answer
 
     answer(settings)
+    return 0
 
 
 def export(settings: ExportSettings, _remainder: object = None) -> None:

@@ -13,7 +13,7 @@ PAGE = (Path(__file__).parents[2] / "docs/forgetting.md").read_text()
 ASK = PAGE.partition("\n## Ask any step, any document\n")[2].partition("\n## ")[0]
 BLOCKS = re.findall(r"```bash\n(.*?)```", ASK, re.DOTALL)
 FORGET = PAGE.partition("\n## Forget any document\n")[2].partition("\n## ")[0]
-[FORGETTING] = re.findall(r"```bash\n(.*?)```", FORGET, re.DOTALL)
+FORGETTING, CHECKING = re.findall(r"```bash\n(.*?)```", FORGET, re.DOTALL)
 
 
 @pytest.mark.engines
@@ -41,3 +41,5 @@ def test_a_run_is_asked(tmp_path):
     assert hash_id(int(asked["id"][:16], 16)) in page
     assert asked["id"][:16] not in page
     assert asked["id"][:16] in (tmp_path / "run2/left_out.txt").read_text()
+    said = run_block(CHECKING, tmp_path, **cache)
+    assert re.findall("^(held|not held|cannot be checked)  ", said, re.MULTILINE) == ["held"] * 8

@@ -85,6 +85,10 @@ ROOMS = {
         "pipeline.storage pipeline.pages pipeline.command_line pipeline.shards .process"
         " .stream.order .stream .settings .runs .checkpoints .pretrain"
     ),
+    "trainer.replay": (
+        "pipeline.storage pipeline.shards .process .stream.order .stream .engine .settings .runs"
+        " .checkpoints .ask .pretrain .forget"
+    ),
     "trainer.inference": (
         "tokenizer pipeline.storage pipeline.command_line pipeline.shards .stream.batches .stream"
         " .model .minimal_pairs .conversion .runs .checkpoints .pretrain"
@@ -103,7 +107,8 @@ ROOMS = {
     ),
     "trainer.cli": (
         "pipeline.storage pipeline.command_line pipeline.shards .process .minimal_pairs"
-        " .conversion .runs .checkpoints .watch .ask .preflight .inference .inference.features"
+        " .conversion .runs .checkpoints .watch .ask .preflight .replay .inference"
+        " .inference.features"
     ),
     "trainer.__main__": "pipeline.interrupts .cli",
     "trainer.beambert": "tokenizer pipeline.interrupts pipeline.command_line pipeline.cli .cli",
@@ -135,6 +140,7 @@ LIBRARIES = {
     "trainer.stream.batches": "torch numpy pyarrow",
     "trainer.stream": "torch numpy webdataset",
     "trainer.forget": "numpy",
+    "trainer.replay": "torch numpy safetensors",
     "trainer.watch": "torch numpy tqdm yaml markupsafe tensorboard wandb",
 }
 

@@ -389,11 +389,14 @@ def test_reads_in_steps_whose_gradient_was_not_used_are_marked(copied, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ((), "nothing is asked: give --step, --spikes, --document or --text"),
+        ((), "nothing is asked: give --step, --spikes, --document, --text or"),
         (("--step", "0"), "step is '0'; give a step such as 1200, counted from 1, or a range"),
         (("--step", "5-3"), "step is '5-3'; give a step"),
         (("--step", "1,2"), "step is '1,2'; give a step"),
-        (("--step", "3", "--spikes"), "give --step or --spikes"),
+        (
+            ("--step", "3", "--spikes"),
+            "--step and --spikes are 2 questions: ask one after the other",
+        ),
         (("--step", "3", "--document", "0" * 16), "ask one after the other"),
         (("--step", "31"), "has not made step 31: its last step is 30"),
         (("--step", "29-40"), "has not made step 31: its last step is 30"),

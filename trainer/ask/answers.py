@@ -5,20 +5,16 @@ A record is a mapping with plain values. Its `kind` is one of these:
 - step: what one step read, followed by its records of kind instance and document;
 - instance: one instance of a step, with its tokens and masks;
 - document: where a document is from and, if it was asked for, how often steps have read it;
-- read: one time that a step read an instance of the document whose record comes before.
+- read: one time that a step read an instance of the document whose record comes before;
+- claim: a claim of a certificate, with a verdict (trainer/replay/claims.py).
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from pipeline.inspect.show import describe_instance, read_vocabulary
-from pipeline.shards.document_index import open_document_index
 from pipeline.tokens.named_documents import (
     DocumentPlace,
     find_at_place,
@@ -28,9 +24,8 @@ from pipeline.tokens.named_documents import (
 )
 from tokenizer.vocab import Vocabulary
 from trainer.ask.asked_run import AskedRun
-from trainer.ask.asked_stream import open_stream
 from trainer.ask.origins import Origins
-from trainer.ask.reads import Read, find_reads
+from trainer.ask.reads import DocumentKey, Read, find_all_reads
 from trainer.ask.step_instances import StepContent
 
 Record = Mapping[str, Any]
@@ -323,7 +318,10 @@ def answer_documents(
     Raises:
         ValueError: One of the documents is in no dataset.
     """
-    reads, num_instances = _find_all_reads(run, documents, cache_dir, say)
+    ids: dict[int, list[int]] = {}
+    for document in documents:
+        ids.setdefault(document.dataset, []).append(_key(document)[1])
+    reads, num_instances = find_all_reads(run, ids, cache_dir, say)
     for name in dict.fromkeys(document.name for document in documents):
         of_name = [document for document in documents if document.name == name]
         held = [each for each in of_name if each.is_known or num_instances[_key(each)]]
@@ -337,54 +335,9 @@ def answer_documents(
             yield from (_describe_read(run, read) for read in of_document)
 
 
-_Key = tuple[int, int]
-"""The index of a dataset, and the first 64 bits of a document's id."""
-
-
-def _key(document: NamedDocument) -> _Key:
+def _key(document: NamedDocument) -> DocumentKey:
     """Returns the key by which a document is found in instances, which hold only part of its id."""
     return document.dataset, int(document.id[:_ID_DIGITS], 16)
-
-
-def _find_all_reads(
-    run: AskedRun,
-    documents: Sequence[NamedDocument],
-    cache_dir: str | None,
-    say: Callable[[str], object],
-) -> tuple[dict[_Key, list[Read]], Counter[_Key]]:
-    """Finds the instances that hold some documents, and each time that a step read one of them.
-
-    Args:
-        run: The run.
-        documents: The documents.
-        cache_dir: As for `answer_documents`.
-        say: As for `answer_documents`.
-
-    Returns:
-        The reads of each document, in the order of steps; and the number of instances of the train
-        split that hold each document. That number counts the instances of all lengths that the
-        phases of the run have, whether a step read them or not.
-    """
-    reads: dict[_Key, list[Read]] = {}
-    num_instances: Counter[_Key] = Counter()
-    stream = lru_cache(maxsize=None)(partial(open_stream, run))
-    lengths = dict.fromkeys(phase.seq_len for phase in run.settings.phases)
-    for dataset, source in enumerate(run.mixture):
-        ids = sorted({_key(document)[1] for document in documents if document.dataset == dataset})
-        if not ids:
-            continue
-        index = open_document_index(source.dataset, "train", cache_dir, say)
-        for seq_len in lengths:
-            phases = run.settings.phases_of(seq_len)
-            # If a dataset is still being built, opening the stream finds out which passes it has.
-            of_length = stream(seq_len) if len(run.made.of_phases(phases)) else None
-            found = index.find(np.array(ids, np.uint64), [seq_len])
-            num_instances.update((dataset, document) for document in found.document.tolist())
-            for read in find_reads(of_length, dataset, found) if of_length else ():
-                reads.setdefault((dataset, read.document), []).append(read)
-    for of_document in reads.values():
-        of_document.sort(key=lambda read: (read.step or 0, read.slot or 0))
-    return reads, num_instances
 
 
 def _describe_document(

@@ -31,23 +31,38 @@ def answer(settings: AskSettings) -> None:
         ValueError: The question does not fit the run, or a file is damaged.
     """
     options = parse_storage_options(settings.storage_options)
+    refuse_homeless_page(settings)
+    with opened_run(settings.run, settings.data, options, settings.cache_dir) as run:
+        write_answer(settings, _answer(run, settings, options))
+
+
+def refuse_homeless_page(settings: AskSettings) -> None:
+    """Raises a ValueError if a page is asked for and it is not known where it goes."""
     if settings.format == "html" and settings.output is None and "://" in settings.run:
         raise ValueError(
             f"{settings.run} is no folder of this machine: --output says which file the page goes"
             " to"
         )
-    with opened_run(settings.run, settings.data, options, settings.cache_dir) as run:
-        records = _answer(run, settings, options)
-        if settings.format == "html":
-            page = render_answer(settings.run, _describe(settings), records)
-            _write(settings.output or f"{settings.run}/ask.html", [page], options)
-            return
-        lines = _as_json(records) if settings.format == "jsonl" else format_records(records)
-        if settings.output is not None:
-            _write(settings.output, (f"{line}\n" for line in lines), options)
-            return
-        for line in lines:
-            say(line)
+
+
+def write_answer(settings: AskSettings, records: Iterable[Record]) -> None:
+    """Prints the records of an answer, or writes them to a file, in the format that was asked for.
+
+    Args:
+        settings: The settings of the command.
+        records: The records.
+    """
+    options = parse_storage_options(settings.storage_options)
+    if settings.format == "html":
+        page = render_answer(settings.run, _describe(settings), records)
+        _write(settings.output or f"{settings.run}/ask.html", [page], options)
+        return
+    lines = _as_json(records) if settings.format == "jsonl" else format_records(records)
+    if settings.output is not None:
+        _write(settings.output, (f"{line}\n" for line in lines), options)
+        return
+    for line in lines:
+        say(line)
 
 
 def _answer(
@@ -105,6 +120,8 @@ def _describe(settings: AskSettings) -> str:
     """Returns the question in words, for the title of the HTML page."""
     if settings.spikes:
         return "Steps whose gradients were not used"
+    if settings.certificate is not None:
+        return f"Claims of {settings.certificate}"
     if settings.step is not None:
         return f"Step {settings.step}"
     return f"Steps that read {', '.join([*settings.document, *settings.text])}"

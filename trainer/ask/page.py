@@ -32,6 +32,7 @@ def render_answer(name: str, question: str, records: Iterable[Record]) -> str:
     steps: list[dict[str, Any]] = []
     documents: list[dict[str, Any]] = []
     origins: dict[str, Record] = {}
+    claims: list[tuple[str, str, str]] = []
     for number, record in enumerate(records):
         if number == MOST_RECORDS:
             raise ValueError(
@@ -39,7 +40,9 @@ def render_answer(name: str, question: str, records: Iterable[Record]) -> str:
                 " is too much for a page: ask about fewer steps or documents, or give --format"
                 " jsonl"
             )
-        if record["kind"] == "step":
+        if record["kind"] == "claim":
+            claims.append((record["verdict"], record["claim"], record["why"]))
+        elif record["kind"] == "step":
             steps.append({**record, "rows": []})
         elif record["kind"] == "instance":
             steps[-1]["rows"].append(record)
@@ -56,6 +59,7 @@ def render_answer(name: str, question: str, records: Iterable[Record]) -> str:
         steps=steps,
         documents=documents,
         origins=origins,
+        claims=claims,
         describe_checkpoints=describe_checkpoints,
         describe_origin=describe_origin,
         describe_reads=describe_reads,

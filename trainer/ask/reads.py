@@ -1,12 +1,15 @@
 """Finds the steps of a run that read given documents."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache, partial
 
 import numpy as np
 
-from pipeline.shards.document_index import Found
-from trainer.ask.asked_stream import AskedStream
+from pipeline.shards.document_index import Found, open_document_index
+from trainer.ask.asked_run import AskedRun
+from trainer.ask.asked_stream import AskedStream, open_stream
 from trainer.stream.order.inverse import positions_in_epoch
 from trainer.stream.order.order import locate, own_position
 from trainer.stream.order.share import Rows
@@ -49,6 +52,54 @@ class Read:
     row: int
     is_a: bool
     is_b: bool
+
+
+DocumentKey = tuple[int, int]
+"""The index of a dataset in the mixture, and the first 64 bits of a document's id."""
+
+
+def find_all_reads(
+    run: AskedRun,
+    documents: Mapping[int, Sequence[int]],
+    cache_dir: str | None,
+    say: Callable[[str], object],
+) -> tuple[dict[DocumentKey, list[Read]], Counter[DocumentKey]]:
+    """Finds the instances that hold some documents, and each time that a step read one of them.
+
+    Args:
+        run: The run.
+        documents: The documents to look for in each dataset, by the index of the dataset in the
+            mixture. A document is given by the first 64 bits of its id.
+        cache_dir: The folder for the index from documents to instances; None for the default.
+        say: Called with messages about the progress of building the index.
+
+    Returns:
+        The reads of each document, in the order of steps; and the number of instances of the train
+        split that hold each document. That number counts the instances of all lengths that the
+        phases of the run have, whether a step read them or not.
+
+    Raises:
+        ValueError: The positions in metrics.jsonl are not those of the order.
+    """
+    reads: dict[DocumentKey, list[Read]] = {}
+    num_instances: Counter[DocumentKey] = Counter()
+    stream = lru_cache(maxsize=None)(partial(open_stream, run))
+    lengths = dict.fromkeys(phase.seq_len for phase in run.settings.phases)
+    for dataset, ids in documents.items():
+        if not ids:
+            continue
+        index = open_document_index(run.mixture[dataset].dataset, "train", cache_dir, say)
+        for seq_len in lengths:
+            phases = run.settings.phases_of(seq_len)
+            # If a dataset is still being built, opening the stream finds out which passes it has.
+            of_length = stream(seq_len) if len(run.made.of_phases(phases)) else None
+            found = index.find(np.array(sorted({*ids}), np.uint64), [seq_len])
+            num_instances.update((dataset, document) for document in found.document.tolist())
+            for read in find_reads(of_length, dataset, found) if of_length else ():
+                reads.setdefault((dataset, read.document), []).append(read)
+    for of_document in reads.values():
+        of_document.sort(key=lambda read: (read.step or 0, read.slot or 0))
+    return reads, num_instances
 
 
 def find_reads(stream: AskedStream, dataset: int, found: Found) -> list[Read]:

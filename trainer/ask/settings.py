@@ -7,7 +7,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class AskSettings:
-    """Says which instances and documents the steps of a run read, without loading the model.
+    """Says what steps of a run read, which steps read a document, or if a certificate is right.
 
     Attributes:
         run: The folder of the run, or its --checkpoint.url.
@@ -17,6 +17,12 @@ class AskSettings:
             hex digits, or SOURCE:PLACE as `python -m pipeline inspect` shows it.
         text: Files whose whole text is a document to look for in all steps.
         spikes: Whether to list the instances of the steps whose gradients were not used.
+        certificate: A certificate.json that forget has written about the run. Its claims are
+            checked, the one about the weights by making steps of the run again. Start this with the
+            number of ranks that trained the run (docs/forgetting.md).
+        replay_from: The step of the checkpoint from which the steps for --certificate are made
+            again; 0 is the beginning of the run. null takes the checkpoint that the certificate
+            names, or the newest one before the last if that is gone.
         format: How the answer is written: as a table to read; as jsonl, one JSON object per line
             with all tokens and masks; or as an html page.
         output: File of the answer. null prints it, or writes a page to ask.html in the run's
@@ -36,6 +42,8 @@ class AskSettings:
     document: list[str] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     spikes: bool = False
+    certificate: str | None = None
+    replay_from: int | None = None
     format: Literal["table", "jsonl", "html"] = "table"
     output: str | None = None
     origins: bool = True
@@ -44,17 +52,23 @@ class AskSettings:
     storage_options: str | None = None
 
     def __post_init__(self) -> None:
-        about_steps = self.step is not None or self.spikes
-        about_documents = bool(self.document or self.text)
-        if not about_steps and not about_documents:
-            raise ValueError("nothing is asked: give --step, --spikes, --document or --text")
-        if about_steps and about_documents:
+        questions = {
+            "--step": self.step is not None,
+            "--spikes": self.spikes,
+            "--document and --text": bool(self.document or self.text),
+            "--certificate": self.certificate is not None,
+        }
+        asked = [flag for flag, is_asked in questions.items() if is_asked]
+        if not asked:
             raise ValueError(
-                "--step and --spikes list what steps read, --document and --text list which steps"
-                " read a document: ask one after the other"
+                "nothing is asked: give --step, --spikes, --document, --text or --certificate"
             )
-        if self.step is not None and self.spikes:
-            raise ValueError("--spikes finds the steps itself: give --step or --spikes")
+        if len(asked) > 1:
+            raise ValueError(
+                f"{' and '.join(asked)} are {len(asked)} questions: ask one after the other"
+            )
+        if self.replay_from is not None and self.certificate is None:
+            raise ValueError("--replay_from is for --certificate: give it too, or leave this out")
         _ = self.steps
 
     @property

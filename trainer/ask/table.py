@@ -1,7 +1,7 @@
 """Writes the answer of `python -m trainer ask` as a table to read.
 
 An answer is a sequence of records (trainer/ask/answers.py): about steps, their instances,
-documents, and reads. A read is one time that a step read an instance with a document.
+documents, reads and claims. A read is one time that a step read an instance with a document.
 """
 
 from collections.abc import Iterable, Iterator
@@ -217,7 +217,14 @@ def _count(value: Any) -> str:
     return "-" if value is None else f"{value:,}"
 
 
+def _format_claim(record: Record, _: bool) -> Iterator[str]:
+    """Yields the lines of a claim of a certificate, whose verdict comes first."""
+    yield f"{record['verdict']:<17}  {printable(record['claim'])}"
+    yield f"{'':17}  {printable(record['why'])}"
+
+
 _FORMATS = {
+    "claim": _format_claim,
     "step": _format_step,
     "instance": _format_instance,
     "document": _format_document,

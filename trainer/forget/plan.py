@@ -145,7 +145,8 @@ def read_old_run(name: str, options: Mapping[str, Any] | None) -> OldRun:
     if settings.budget_hours is not None:
         raise ValueError(
             f"{name} was trained for {settings.budget_hours} hours, so the clock decided about its"
-            " steps and no run can repeat them; train a new one with --leave_out"
+            " steps and no run can repeat them; to leave documents out, train a new one with"
+            " --leave_out"
         )
     return OldRun(store, settings, facts, left_out, positions, _read_seconds(store))
 
@@ -219,12 +220,7 @@ def plan_forgetting(
         if not any(len(read) for read in _read_positions(old, mixture, left_out, position)):
             usable = name
     read = list(_read_positions(old, mixture, left_out, old.newest))
-    first_steps = [
-        _step_of_position(old, mixture, left_out, seq_len, int(positions[0]))
-        for seq_len, positions in zip(old.newest.streams, read, strict=True)
-        if len(positions)
-    ]
-    first_step = min(first_steps, default=None)
+    first_step = _first_step_of(old, mixture, left_out, read)
     trunk_step = int(old.facts.get("trunk", {}).get("step", 0))
     if first_step is not None and first_step <= trunk_step and usable is None:
         trunk = old.facts["trunk"]["run"]
@@ -246,8 +242,43 @@ def plan_forgetting(
         checkpoint_step=checkpoint_step,
         steps_made=old.newest.step,
         num_steps=num_steps,
-        seconds=_estimate_seconds(old.seconds, checkpoint_step, num_steps),
+        seconds=estimate_seconds(old.seconds, checkpoint_step, num_steps),
     )
+
+
+def find_first_step(old: OldRun, mixture: Mixture, left_out: LeftOutDocuments) -> int | None:
+    """Returns the first step of a run, counted from 1, that read a newly forgotten document.
+
+    Args:
+        old: The run.
+        mixture: The run's datasets.
+        left_out: All documents that the new run leaves out. The first `len(old.left_out)` of them
+            are those that the run itself leaves out; the others are newly forgotten.
+
+    Returns:
+        The step, or None if no step up to the run's newest checkpoint has read one.
+    """
+    read = list(_read_positions(old, mixture, left_out, old.newest))
+    return _first_step_of(old, mixture, left_out, read)
+
+
+def _first_step_of(
+    old: OldRun, mixture: Mixture, left_out: LeftOutDocuments, read: Sequence[Array]
+) -> int | None:
+    """Returns the first step of a run that read one of some positions; None if there are none.
+
+    Args:
+        old: The run.
+        mixture: The run's datasets.
+        left_out: Gives the folder in which indexes are cached.
+        read: For each stream of the newest checkpoint, the positions in ascending order.
+    """
+    first_steps = [
+        _step_of_position(old, mixture, left_out, seq_len, int(positions[0]))
+        for seq_len, positions in zip(old.newest.streams, read, strict=True)
+        if len(positions)
+    ]
+    return min(first_steps, default=None)
 
 
 def _read_positions(
@@ -355,7 +386,7 @@ def _read_seconds(store: CheckpointStore) -> dict[int, float]:
     return seconds
 
 
-def _estimate_seconds(seconds: Mapping[int, float], after: int, num_steps: int) -> float | None:
+def estimate_seconds(seconds: Mapping[int, float], after: int, num_steps: int) -> float | None:
     """Returns how many seconds the steps `after + 1` to `num_steps` will take.
 
     A step is expected to take as long as the old run's step of the same number, or as long as the
