@@ -10,8 +10,46 @@ import typing
 from functools import cache
 from typing import Any, Literal
 
-hints_of = cache(typing.get_type_hints)
-"""Returns the types of a settings class's fields by their names."""
+_SCALARS = (bool, int, float, str, Any)
+
+
+@cache
+def hints_of(settings_class: Any) -> dict[str, Any]:
+    """Returns the types of a settings class's fields by their names.
+
+    Raises:
+        TypeError: A field has a type that no flag and no file could set.
+    """
+    hints = typing.get_type_hints(settings_class)
+    for name, hint in hints.items():
+        if not _can_be_given(hint):
+            scalars = "bool, int, float, str, Any or Literal"
+            raise TypeError(
+                f"{settings_class.__name__}.{name}: found the type {hint}, expected {scalars}, a"
+                " list of one of them, either of these or None, a dict of str to one of them, a"
+                " settings class or a list of a settings class"
+            )
+    return hints
+
+
+def _can_be_given(hint: Any) -> bool:
+    """Returns whether flags and files can set a field of a type."""
+    kinds = [kind for kind in alternatives(hint) if kind is not types.NoneType]
+    if len(kinds) != 1:
+        return False
+    kind = kinds[0]
+    is_optional = kind is not hint
+    if _is_scalar(kind) or _is_scalar(item_of(kind)):
+        return True
+    if is_mapping(kind):
+        of_key, of_value = typing.get_args(kind)
+        return of_key is str and _is_scalar(of_value) and not is_optional
+    return section_of(item_of(kind) or kind) is not None and not is_optional
+
+
+def _is_scalar(hint: Any) -> bool:
+    """Returns whether a value of a type is a single word, or of any type."""
+    return hint in _SCALARS or typing.get_origin(hint) is Literal
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
@@ -29,17 +67,17 @@ def kind_of(hint: Any) -> Any:
 
 
 def section_of(hint: Any) -> Any:
-    """Returns the settings class of a field that is a section, or None for any other field.
-
-    Args:
-        hint: The type of the field. It is the settings class, or a union of it with None.
-    """
-    return next((kind for kind in alternatives(hint) if dataclasses.is_dataclass(kind)), None)
+    """Returns the settings class of a field that is a section, or None for any other field."""
+    return hint if dataclasses.is_dataclass(hint) else None
 
 
 def item_of(hint: Any) -> Any:
-    """Returns the type of the items of a list, or None if the field is not a list."""
-    return typing.get_args(hint)[0] if typing.get_origin(hint) is list else None
+    """Returns the type of a list's items: `str` for `list[str]` and for `list[str] | None`.
+
+    The result is None if the field is not a list.
+    """
+    kind = kind_of(hint)
+    return typing.get_args(kind)[0] if typing.get_origin(kind) is list else None
 
 
 def is_mapping(hint: Any) -> bool:

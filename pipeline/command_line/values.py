@@ -166,8 +166,10 @@ def read_value(node: yaml.Node, hint: Any, key: str) -> Iterator[tuple[str, Give
     if section := section_of(hint):
         yield from read_mapping(node, section, f"{key}.")
     elif is_mapping(hint) and isinstance(node, yaml.MappingNode):
+        of_value = typing.get_args(hint)[1]
         for name, value in _pairs(node, f"{key}."):
-            yield f"{key}.{name}", Given(convert(value, Any, key), _where(value))
+            dotted = f"{key}.{name}"
+            yield dotted, Given(convert(value, of_value, dotted), _where(value))
     elif item and isinstance(node, yaml.SequenceNode):
         yield key, Given(len(node.value), _where(node))
         for index, item_node in enumerate(node.value):

@@ -6,6 +6,7 @@ A field whose value may be given without a flag is called positional, such as DA
 import dataclasses
 import pkgutil
 import re
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import yaml
 
 from pipeline.command_line.hints import (
+    alternatives,
     describe_type,
     find_hint,
     hints_of,
@@ -220,6 +222,8 @@ class _Words:
         inner = item_of(hint)
         if inner and not section_of(inner):
             values = values or [self._next(name, describe_type(inner)), *self._until_flag()]
+            if values == ["null"] and types.NoneType in alternatives(hint):
+                return word_node("null")
             nodes = [word_node(value) for value in values]
             return yaml.SequenceNode("tag:yaml.org,2002:seq", nodes)
 

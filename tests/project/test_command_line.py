@@ -5,7 +5,7 @@ import re
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from typing import Any, Literal
 
 import pytest
@@ -13,6 +13,7 @@ import pytest
 from pipeline.cli import COMMANDS as PIPELINE
 from pipeline.command_line.names import suggest
 from pipeline.command_line.program import Command, check_least, parse_settings, run_program
+from pipeline.command_line.words import parse_words
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Settings:
     kind: Literal["plain", "googles", 3] = "plain"
     limit: int | None = 5
     options: dict[str, Any] = field(default_factory=dict)
+    names: list[str] | None = None
+    shares: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -186,6 +189,54 @@ def test_one_key_of_a_mapping_and_of_a_list_of_one(build, tmp_path):
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(
+    ("line", "yaml", "names"),
+    [
+        ("--names a b", "names: [a, b]", ["a", "b"]),
+        ("--names=a", "names: [a]", ["a"]),
+        ("--names null", "names: null", None),
+        ("--names null b", "names: ['null', b]", ["null", "b"]),
+    ],
+)
+def test_a_list_that_may_be_null_is_set_by_flag_and_by_file(build, tmp_path, line, yaml, names):
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml)
+    assert build(f"--output o {line}").names == names
+    assert build(f"--output o --config {file}").names == names
+    assert build(f"--output o --config {file} --names other").names == ["other"]
+
+
+def test_values_of_a_mapping_have_its_type(build, run, tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text("shares: {a: 1}\n")
+    assert build(f"--output o --config {file} --shares.b 0.5").shares == {"a": 1.0, "b": 0.5}
+    file.write_text("shares:\n  a: much\n")
+    error = f"program build: error: {file}:2: shares.a: found 'much', expected a number\n"
+    assert run(f"build --output o --config {file}") == (2, "", error)
+
+
+@pytest.mark.parametrize(
+    "hint",
+    [
+        tuple[int, ...],
+        set[str],
+        int | str,
+        Literal["auto"] | int,
+        list[list[str]],
+        list[str | None],
+        dict[int, str],
+        dict[str, list[str]],
+        dict[str, Any] | None,
+        Schedule | None,
+        list[Schedule] | None,
+    ],
+)
+def test_a_field_of_a_type_that_cannot_be_given_is_refused(hint):
+    odd = make_dataclass("Odd", [("value", hint)])
+    with pytest.raises(TypeError, match=r"^Odd\.value: found the type .*, expected bool, int, "):
+        parse_words("program odd", odd, (), ["--value", "a"])
+
+
 def test_every_wrong_flag_of_a_line_is_named(run):
     code, _, err = run("build --stepz 3 4 --steps many --rates x --config no.yaml")
     assert code == 2

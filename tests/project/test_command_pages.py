@@ -4,14 +4,25 @@ import re
 import shlex
 import shutil
 import typing
+from dataclasses import make_dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from pipeline.cli import COMMANDS as PIPELINE
 from pipeline.command_line.help import field_groups, field_help
-from pipeline.command_line.hints import choices_of, item_of, known_keys, section_of
+from pipeline.command_line.hints import (
+    choices_of,
+    hints_of,
+    is_mapping,
+    item_of,
+    kind_of,
+    known_keys,
+    section_of,
+)
 from pipeline.command_line.program import load, parse_settings
+from pipeline.command_line.words import parse_words
 from pipeline.settings import BuildSettings
 from pipeline.stages.build import run_shards, run_tokens, run_vocab
 from scripts.command_reference import PAGE, render
@@ -89,6 +100,46 @@ def settings_classes():
             hints = typing.get_type_hints(each).values()
             waiting += [inner for hint in hints if (inner := section_of(item_of(hint) or hint))]
     return found
+
+
+def examples_of(hint):
+    """Returns two values of a type, each as words of a flag, as YAML and as Python has it."""
+    scalars = {
+        str: [("a", "a", "a"), ("b", "'b'", "b")],
+        int: [("7", "7", 7), ("8", "'8'", 8)],
+        float: [("0.5", "0.5", 0.5), ("1e-4", "1e-4", 1e-4)],
+        bool: [("false", "no", False), ("true", "on", True)],
+        Any: [("[1, b]", "[1, b]", [1, "b"]), ("{c: 1.5}", "{c: 1.5}", {"c": 1.5})],
+    }
+    kind = kind_of(hint)
+    if item := item_of(kind):
+        return [(f"{flag} {flag}", f"[{yaml}, {yaml}]", [value, value])
+                for flag, yaml, value in examples_of(item)]  # fmt: skip
+    if is_mapping(kind):
+        return [(f"'{{k: {yaml}}}'", f"{{k: {yaml}}}", {"k": value})
+                for _, yaml, value in examples_of(typing.get_args(kind)[1])]  # fmt: skip
+    if choices_of(kind):
+        choices = typing.get_args(kind)
+        return [(str(choice), str(choice), choice) for choice in (choices[0], choices[-1])]
+    return scalars[kind]
+
+
+@pytest.mark.parametrize("settings", settings_classes(), ids=lambda settings: settings.__name__)
+def test_every_field_is_set_by_flag_by_file_and_by_a_flag_over_a_file(settings, tmp_path):
+    file = tmp_path / "file.yaml"
+    for name, hint in hints_of(settings).items():
+        if section_of(item_of(hint) or hint):
+            continue  # its fields are set by keys of their own
+        alone = make_dataclass("Alone", [(name, hint, "default")])
+        (flag, yaml, value), (other_flag, _, other_value) = examples_of(hint)
+        file.write_text(f"{name}: {yaml}\n")
+        for words, expected in {
+            f"--{name} {flag}": value,
+            f"--config {file}": value,
+            f"--{name} {other_flag} --config {file}": other_value,
+        }.items():
+            given = getattr(parse_words("program", alone, (), shlex.split(words)), name)
+            assert (given, type(given)) == (expected, type(expected)), (words, yaml)
 
 
 @pytest.mark.parametrize("settings", settings_classes(), ids=lambda settings: settings.__name__)
