@@ -3,8 +3,8 @@
 A text never gives the id of a special token but [UNK]. By BERT's rule "[MASK]" in a text is three
 words (docs/parity.md 3), as in the library `tokenizers` with `encode_special_tokens = True`. By the
 rule "whitespace" it is one word, which becomes [UNK]. `LibraryEncoder` calls that library, and
-defines which ids are right. `compiled_encoder` gives the same ids 50 times as fast, if the matcher
-is compiled.
+defines which ids are right. `compiled_encoder` gives the same ids some 50 times as fast, if the
+matcher is compiled.
 """
 
 from collections.abc import Sequence

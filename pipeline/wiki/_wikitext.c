@@ -471,24 +471,20 @@ static const uint8_t *find_close(Reader *reader, const uint8_t *at) {
     return reader->close;
 }
 
-/* Returns the ">" that ends the tag at `at`, or NULL. A tag may hold comments and nowiki tags. If
- * it holds another "<", it is no tag. */
+/* Returns the ">" that ends a tag, or NULL if the text is no tag. `at` is the byte after the tag's
+ * name. A tag may hold comments and nowiki tags. If it holds another "<", it is no tag. */
 static const uint8_t *find_tag_end(Reader *reader, const uint8_t *at) {
-    while (at < reader->end && *at != '>') {
-        if (find_close(reader, at) == NULL) return NULL;
-        const uint8_t *next = at + 1;
-        if (*at == '<') {
-            next = find_comment_end(reader, at);
-            const uint8_t *name = at + 1 + at_byte(reader, at + 1, '/');
-            if (is_name(reader, name, "nowiki")) {
-                const uint8_t *close = find_close(reader, at);
-                next = close ? close + 1 : NULL;
-            }
-            if (next == NULL) return NULL;
-        }
-        at = next;
+    for (;;) {
+        const uint8_t *close = find_close(reader, at);
+        if (close == NULL) return NULL;
+        const uint8_t *inner = memchr(at, '<', (size_t)(close - at));
+        if (inner == NULL) return close;
+        const uint8_t *name = inner + 1 + at_byte(reader, inner + 1, '/');
+        const uint8_t *comment_end = find_comment_end(reader, inner);
+        if (is_name(reader, name, "nowiki")) at = close + 1;
+        else if (comment_end != NULL) at = comment_end;
+        else return NULL;
     }
-    return at_byte(reader, at, '>') ? at : NULL;
 }
 
 /* Returns the byte after a closing tag of this name that begins at `at`, or NULL. A closing tag
