@@ -38,12 +38,13 @@ def check_pretrain(settings: PretrainSettings) -> None:
 
     Raises:
         ValueError: A setting or the list of `leave_out` is wrong.
-        FileNotFoundError: The dataset, the model of `init_from` or the list of `leave_out` does not
-            exist.
+        FileNotFoundError: The dataset, the minimal pairs, the model of `init_from` or the list of
+            `leave_out` does not exist.
     """
     resolve(settings).model_config(_VOCAB_SIZE)
     if _has_several_ranks():
         return
+    _check_pairs(settings.validation.pairs)
     if not settings.follow:
         _check_data(settings.data)
     is_new = not (Path(settings.output) / "run.json").exists() and settings.checkpoint.url is None
@@ -84,15 +85,15 @@ def check_predict(settings: PredictSettings) -> None:
 
 
 def check_export(settings: ExportSettings) -> None:
-    """Refuses a run that does not exist.
+    """Refuses a folder that does not exist. What a folder holds is not looked up.
 
     Raises:
         FileNotFoundError: There is no such folder.
     """
     folder = _folder_of(settings.run)
     if _is_absent(folder):
-        cure = "give the --output of a pretrain command"
-        raise FileNotFoundError(f"{folder} holds no run.json; {cure}")
+        cure = "give the --output of a pretrain command, or the folder of a model"
+        raise FileNotFoundError(f"{folder}: found no folder; {cure}")
 
 
 def check_fill_mask(settings: FillMaskSettings) -> None:
@@ -105,13 +106,14 @@ def check_fill_mask(settings: FillMaskSettings) -> None:
 
 
 def check_evaluate(settings: EvaluateSettings) -> None:
-    """Refuses a dataset or model that does not exist.
+    """Refuses a dataset, minimal pairs or a model that do not exist.
 
     Raises:
-        FileNotFoundError: The dataset or the model does not exist.
+        FileNotFoundError: The dataset, a file of pairs or the model does not exist.
     """
     if settings.data is not None:
         _check_data([settings.data])
+    _check_pairs(settings.pairs)
     _check_model(settings.model)
 
 
@@ -166,6 +168,21 @@ def _check_files(flag: str, paths: Iterable[str]) -> None:
             raise FileNotFoundError(f"{path}: found no file; {flag} names files that are there")
 
 
+def _check_pairs(name: str | None) -> None:
+    """Refuses minimal pairs that are in no local file.
+
+    Args:
+        name: A path, a folder or a glob; None if no pairs were given. A URL is not looked up.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+    """
+    from trainer.minimal_pairs.read import list_pair_files
+
+    if name is not None and _is_local(name):
+        list_pair_files(name)
+
+
 def _check_model(name: str) -> None:
     """Refuses a model that is in no local folder and cannot be on the Hugging Face Hub.
 
@@ -177,7 +194,7 @@ def _check_model(name: str) -> None:
     """
     folder = _folder_of(name)
     if _is_absent(folder) and not is_hub_name(name):
-        raise FileNotFoundError(f"{folder} holds nothing; {expected_files()}")
+        raise FileNotFoundError(f"{folder}: found no folder; {expected_files()}")
 
 
 def _folder_of(name: str) -> str:

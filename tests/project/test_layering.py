@@ -103,7 +103,8 @@ ROOMS = {
         " .inference .inference.features"
     ),
     "trainer.first_checks": (
-        "pipeline.storage pipeline.shards .stream.order .conversion .settings .inference .finetune"
+        "pipeline.storage pipeline.shards .stream.order .minimal_pairs .conversion .settings"
+        " .inference .finetune"
     ),
     "trainer.cli": (
         "pipeline.storage pipeline.command_line pipeline.shards .process .minimal_pairs"

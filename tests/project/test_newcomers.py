@@ -206,9 +206,12 @@ MISTAKES = [
     (f"{FINETUNE} --task sst", "task 'sst' is unknown; did you mean sst2? the tasks are"),
     (FINETUNE.replace("--output R", "--output gs://bucket/run"), LOCAL),
     ("doctor --output s3://bucket/run", LOCAL),
-    ("export nowhere --output o", "holds no run.json; give the --output of a pretrain command"),
+    ("export nowhere --output o", "found no folder; give the --output of a pretrain command"),
     ("fill-mask --model ./nowhere 'It is [MASK].'", "expected config.json with model.safetensors"),
-    ("features --model ./nowhere --input text.txt --output o", "nowhere holds nothing; expected"),
+    (
+        "features --model ./nowhere --input text.txt --output o",
+        "nowhere: found no folder; expected",
+    ),
     ("plan --config bert-large --num_gpus 8", "unknown flag --num_gpus; did you mean --world_size"),
     ("plan --config bert-tiny --gpu rtx4090", "--gpu: found 'rtx4090', expected one of v100, "),
 ]

@@ -14,7 +14,8 @@ from trainer.settings import Phase, PretrainSettings
 
 PRETRAIN = "pretrain --config bert-tiny --data nowhere --output R"
 FINETUNE = "finetune --task sst2 --model ./nowhere --train t.tsv --validation t.tsv --output R"
-NO_MODEL = "./nowhere holds nothing; expected config.json with model.safetensors"
+NO_MODEL = "./nowhere: found no folder; expected config.json with model.safetensors"
+NO_PAIRS = "no file is there, expected a file of pairs"
 NO_DATASET = "nowhere holds no manifest.json"
 ANSWERS = {
     PRETRAIN: NO_DATASET,
@@ -32,14 +33,19 @@ ANSWERS = {
     f"{FINETUNE} --search_peak_lr 0": "search_peak_lr is [0.0]; every one must be above 0",
     "predict --model ./nowhere --input t.tsv --output o": NO_MODEL,
     "predict --model ./nowhere --input missing.tsv --output o": "missing.tsv: found no file",
-    "export nowhere --output o": "nowhere holds no run.json; give the --output of a pretrain",
-    "export nowhere@5@mean2 --output o": "nowhere holds no run.json; give the --output of",
+    "export nowhere --output o": "nowhere: found no folder; give the --output of a pretrain",
+    "export nowhere@5@mean2 --output o": "nowhere: found no folder; give the --output of",
     "fill-mask --model ./nowhere [MASK]": NO_MODEL,
     "fill-mask --model ./nowhere@4 [MASK]": NO_MODEL,
     "fill-mask --model M --top_k 0 [MASK]": "top_k is 0; it must be at least 1",
     "fill-mask --model M text": "the text has no [MASK]: 'text'; write [MASK] where the model",
     "evaluate --model ./nowhere --data nowhere": NO_DATASET,
     "evaluate --model ./nowhere --data D": NO_MODEL,
+    "evaluate --model ./nowhere --pairs missing.jsonl": NO_PAIRS,
+    "evaluate --model ./nowhere --pairs missing/*.jsonl": NO_PAIRS,
+    "evaluate --model ./nowhere --pairs M": "M: no file is there, expected a file of pairs, a fol",
+    "evaluate --model ./nowhere --pairs p*.jsonl": NO_MODEL,
+    f"{PRETRAIN} --validation.pairs missing.jsonl": NO_PAIRS,
     "features --model ./nowhere --input t.tsv --output o": NO_MODEL,
     "features --model M --input missing.txt --output o": "missing.txt: found no file; --input",
     "features --model M --input t.tsv --output o --layers x": "layers is 'x'; expected numbers",
@@ -64,6 +70,7 @@ print(json.dumps(answers))
 @pytest.mark.processes
 def test_what_needs_no_torch_is_answered_without_it(tmp_path):
     (tmp_path / "t.tsv").write_text("sentence\tlabel\ngood\t1\nbad\t0\n")
+    (tmp_path / "pairs.jsonl").write_text("{}\n")
     (tmp_path / "D").mkdir()
     (tmp_path / "D/manifest.json").write_text("{}")
     (tmp_path / "M").mkdir()

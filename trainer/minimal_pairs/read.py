@@ -120,12 +120,14 @@ def _refuse_equal(pair_set: PairSet) -> None:
         )
 
 
-def _records(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yields place and JSON object of every line.
+def list_pair_files(name: str) -> list[str]:
+    """Lists the files of pairs that a path, a folder or a glob stands for.
+
+    Args:
+        name: As `read_pairs` takes it.
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: A line is no JSON object.
     """
     files = list(list_matches(name).sizes)
     folder = Folder(name)
@@ -134,7 +136,17 @@ def _records(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if not files:
         expected = f"a file of pairs, a folder of files named *{' or *'.join(_SUFFIXES)}, or a glob"
         raise FileNotFoundError(f"{name}: no file is there, expected {expected}")
-    for file in files:
+    return files
+
+
+def _records(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yields the place and the JSON object of every line of the files.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: A line is no JSON object.
+    """
+    for file in list_pair_files(name):
         yield from read_json_lines(file)
 
 

@@ -74,7 +74,7 @@ def load_validation_sets(
         raise ValueError(
             f"no dataset holds out instances of {seq_len} tokens, and "
             "validation.stop_at_mlm_accuracy ends the run by an accuracy on them; build with "
-            "documents held out, or leave it out"
+            "documents held out, or leave this setting out"
         )
     names = {source.name for source in held_out}
     missing = ", ".join(source.name for source in mixture if source.name not in names)
