@@ -99,7 +99,8 @@ def rows(settings: Any, names: Sequence[str], prefix: str = "", outer: Any = Non
     fields = {field.name: field for field in dataclasses.fields(settings)}
     hints = typing.get_type_hints(settings)
     for name in names:
-        key, meaning = f"{prefix}{name}", _first_sentence(field_help(settings, name), hints[name])
+        key = f"{prefix}{name}"
+        meaning = _first_sentence(field_help(settings, name), hints[name])
         shared = outer and name in typing.get_type_hints(outer)
         if shared and field_help(settings, name) == field_help(outer, name):
             meaning = f"As `{name}`."

@@ -32,7 +32,8 @@ _SENTENCE_END = (".", "!", "?", ":", ";")
 
 def find_modules() -> Iterator[Path]:
     """Yields the Python files of the standard library, then those of the installed packages."""
-    standard, installed = Path(sysconfig.get_path("stdlib")), Path(sysconfig.get_path("purelib"))
+    standard = Path(sysconfig.get_path("stdlib"))
+    installed = Path(sysconfig.get_path("purelib"))
     for root in (standard, installed):
         for path in sorted(root.rglob("*.py")):
             if not SKIPPED_FOLDERS & set(path.relative_to(root).parts[:-1]):
@@ -75,7 +76,8 @@ def extract_prose(docstring: str) -> Iterator[str]:
 
 def write_corpus(output: Path, max_bytes: int) -> tuple[int, int]:
     """Writes up to `max_bytes` of text; returns the number of documents and of their bytes."""
-    documents, size = 0, 0
+    documents = 0
+    size = 0
     seen: set[str] = set()
     temporary = output.with_suffix(".partial")
     paths = list(find_modules())
@@ -94,7 +96,8 @@ def write_corpus(output: Path, max_bytes: int) -> tuple[int, int]:
                 pool.shutdown(cancel_futures=True)
                 break
             file.write(json.dumps({"text": text, "module": path.name}) + "\n")
-            documents, size = documents + 1, size + len(text)
+            documents += 1
+            size += len(text)
             bar.update(len(text))
     temporary.replace(output)
     return documents, size

@@ -38,7 +38,9 @@ def on_page_markdown(markdown: str, *, page: Page, **_: object) -> str:
     folder = posixpath.dirname(source)
 
     def change(link: re.Match[str]) -> str:
-        text, url, anchor = link[1], link[2], link[3] or ""
+        text = link[1]
+        url = link[2]
+        anchor = link[3] or ""
         if ":" in url:
             return link[0]
         target = posixpath.normpath(posixpath.join(folder, url))

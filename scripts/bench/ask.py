@@ -56,7 +56,7 @@ SEAL = Seal(DOCUMENTS, DOCUMENTS * 700, f"{1:032x}")
 
 
 def make_block(rng: np.random.Generator, num_buckets: int) -> Block:
-    """A full block of random tokens, of documents of the first bucket."""
+    """Returns a full block of random tokens, whose documents are in the first bucket."""
     count = block_instances(SEQ_LEN)
     offsets = np.arange(count + 1, dtype=np.int32) * SEQ_LEN
     input_ids = rng.integers(5, VOCAB_SIZE, count * SEQ_LEN).astype(np.uint16)

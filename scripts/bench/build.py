@@ -33,7 +33,11 @@ from scripts.checkout import make_parser
 
 
 def write_copies(patterns: Sequence[str], copies: int, folder: Path) -> str:
-    """JSON Lines of all documents, a file a copy with its number in each first word; a glob."""
+    """Writes all documents several times as JSON Lines, and returns the glob of the files.
+
+    Each copy is a file of its own. The first word of its documents ends in the number of the copy,
+    so that no two documents are equal.
+    """
     for copy in range(copies):
         with zstandard.open(folder / f"copy-{copy:03d}.jsonl.zst", "wt", encoding="utf-8") as file:
             for text in iterate_documents(patterns):
@@ -48,7 +52,8 @@ def measure_build(arguments: Sequence[str]) -> dict[str, Any]:
     """Runs one build in processes of its own and measures it."""
     with tempfile.TemporaryDirectory(prefix="beambert-bench-") as folder:
         output = Path(folder, "data")
-        load, before = os.getloadavg()[0], resource.getrusage(resource.RUSAGE_CHILDREN)
+        load = os.getloadavg()[0]
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         command = [sys.executable, "-m", "pipeline", "build", "--output", str(output), *arguments]
         found = run_stages(command, output)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -90,7 +95,7 @@ def compare_workers(runs: Mapping[int, Sequence[Mapping[str, Any]]]) -> dict[str
 
 
 def _median(runs: Sequence[Mapping[str, Any]], stage: str, measure: str) -> float:
-    """Of a stage, or of all stages together."""
+    """Returns the median over runs of a stage's measure; "all" adds up the stages of each run."""
     rows = [[row for name, row in run["stages"].items() if stage in (name, "all")] for run in runs]
     return float(statistics.median(sum(row[measure] for row in found) for found in rows))
 

@@ -36,7 +36,10 @@ from scripts.bench.measured import print_result
 from scripts.checkout import make_parser
 from tests.ports import free_port
 
-NUM_FILES, LENGTH, BATCH, STEPS = 8, 128, 24, 83
+NUM_FILES = 8
+LENGTH = 128
+BATCH = 24
+STEPS = 83
 SIZES = {"small": STEPS * BATCH, "large": 2000 * BATCH}
 WORKERS = {"energon": 6}  # over all ranks, which a loader's documentation asks for
 Rows = list[range]
@@ -53,20 +56,23 @@ class Place(NamedTuple):
 
     @property
     def share(self) -> dict[str, Any]:
-        """What a loader over samples takes."""
+        """Keyword arguments of a loader over samples, for this rank's share of a batch."""
         size = self.batch // self.world
         return {"batch_size": size, "num_workers": self.workers, "collate_fn": _stack}
 
 
 def row_of(number: int) -> Any:
-    """The tokens that row `number` should hold; the first two say which it is."""
+    """Returns the tokens that row `number` should hold, int16 [LENGTH].
+
+    The first two tokens give the number.
+    """
     row = 5 + (number * 31 + np.arange(LENGTH) * 7) % 29_000
     row[:2] = 5 + number % 1000, 5 + number // 1000
     return row.astype(np.int16)
 
 
 def number_of(row: Any) -> int:
-    """Which row it is; -1 where it is none."""
+    """Returns the number of a row, or -1 if the tokens are not those of any row."""
     row = np.asarray(row, np.int64)
     number = int(row[0] - 5 + 1000 * (row[1] - 5))
     return number if number >= 0 and np.array_equal(row, row_of(number)) else -1
@@ -87,8 +93,10 @@ def _write_beambert(folder: Path, files: Rows) -> None:
         ids = np.array([[CLS, *row_of(n), SEP] for n in rows], np.uint16)
         labels, ids[:, 9] = ids[:, 9].copy(), MASK
         count, width = ids.shape
-        numbers, every = np.array(rows, np.uint64), partial(np.full, count)
-        offsets, masked = np.arange(0, count * width + 1, width), np.arange(count + 1)
+        numbers = np.array(rows, np.uint64)
+        every = partial(np.full, count)
+        offsets = np.arange(0, count * width + 1, width)
+        masked = np.arange(count + 1)
         lists = ids.ravel(), offsets.astype(np.int32), every(40, np.uint16), every(9, np.uint16)
         ends = labels, masked.astype(np.int32), every(fill_value=False, dtype=bool)
         return Block(*lists, *ends, numbers, numbers)
@@ -198,7 +206,8 @@ class _EnergonLoader(NamedTuple):
 def _write_mosaicml(folder: Path, files: Rows) -> None:
     from streaming import MDSWriter
 
-    kinds, limit = {"ids": f"ndarray:int16:{LENGTH}"}, len(files[0]) * 264
+    kinds = {"ids": f"ndarray:int16:{LENGTH}"}
+    limit = len(files[0]) * 264
     with MDSWriter(out=str(folder), columns=kinds, size_limit=limit, hashes=["xxh64"]) as writer:
         for row in (row for rows in files for row in rows):
             writer.write({"ids": row_of(row)})
@@ -282,16 +291,22 @@ LOADERS: dict[str, Any] = {
 
 
 def take(loader: Iterable[Any], steps: int) -> list[list[int]]:
-    """The numbers of the rows of so many batches, or of all there are."""
+    """Returns the numbers of the rows of the first `steps` batches, or of all batches."""
     return [[number_of(row) for row in batch] for batch in islice(loader, steps)]
 
 
 def run_rank(name: str, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
-    """One rank, in this process: what it found, and what ended it."""
+    """Does the work of one rank in this process.
+
+    Returns:
+        What the rank found, such as the row numbers of its "batches". "error" is there if an error
+        ended it.
+    """
     import torch
 
     place = Place(job["rank"], job["world"], job["workers"], job["kind"] != "speed", BATCH)
-    opened, found = partial(LOADERS[name][1], folder), []
+    opened = partial(LOADERS[name][1], folder)
+    found = []
     try:
         if job["kind"] == "speed":
             return {"rows": _measure(opened(place._replace(batch=240)))}
@@ -310,9 +325,13 @@ def run_rank(name: str, folder: Path, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _measure(loader: Any, seconds: float = 8.0) -> int:
-    """Rows a CPU-second, over as many epochs as that takes; the first batch is not counted."""
+    """Returns the rows that a loader gives per second of CPU time.
+
+    It reads for some `seconds`, as many epochs as fit. The first batch is read before that.
+    """
     next(iter(loader))
-    began, rows = time.process_time(), 0
+    began = time.process_time()
+    rows = 0
     while time.process_time() < began + seconds:
         for batch in loader:
             rows += len(batch)
@@ -323,9 +342,12 @@ def _measure(loader: Any, seconds: float = 8.0) -> int:
 
 def _resume_anywhere(opened: Callable[[], Any], count: int) -> dict[str, Any]:
     """States kept at random steps and opened anew: how many went on with the next three batches."""
-    whole, equal, draw = take(opened(), STEPS), 0, random.Random(0)
+    whole = take(opened(), STEPS)
+    equal = 0
+    draw = random.Random(0)
     for _ in range(count):
-        done, begun = draw.randrange(1, STEPS - 3), opened()
+        done = draw.randrange(1, STEPS - 3)
+        begun = opened()
         take(begun, done)
         state = pickle.dumps(begun.state_dict())
         begun = opened()
@@ -335,7 +357,7 @@ def _resume_anywhere(opened: Callable[[], Any], count: int) -> dict[str, Any]:
 
 
 def run(name: str, folder: Path, world: int = 1, workers: int = 0, **job: Any) -> list[Any]:
-    """What every rank found, each in a process of its own."""
+    """Runs every rank in a process of its own, and returns what each of them found."""
     job = {"kind": "read", "steps": 10**6, "state": "", "save": "", "workers": workers, **job}
     common: dict[str, Any] = {"WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world, "HF_HUB_OFFLINE": 1}
     common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), "PYTHONWARNINGS": "ignore"}
@@ -363,7 +385,16 @@ def _outcome(program: "subprocess.Popen[str]") -> Any:
 
 
 def _compare(*runs: list[Any], in_order: bool = False) -> str:
-    """Whether all ranks together read the same batches in runs; in order, or whoever read a row."""
+    """Compares the batches that all ranks together read in several runs.
+
+    Args:
+        *runs: What `run` returned.
+        in_order: Whether the rows of a batch must also have the same order. Otherwise it does not
+            matter which rank read a row.
+
+    Returns:
+        "equal", "differ" or the first error.
+    """
     if errors := [rank["error"] for ranks in runs for rank in ranks if "error" in rank]:
         return f"error: {errors[0]}"
     found = []
@@ -375,23 +406,32 @@ def _compare(*runs: list[Any], in_order: bool = False) -> str:
 
 
 def _seen(ranks: list[Any]) -> str:
-    """What an epoch gave."""
+    """Returns in words how many rows an epoch lost, gave twice or gave wrong, or "whole"."""
     if errors := [rank["error"] for rank in ranks if "error" in rank]:
         return f"error: {errors[0]}"
     rows = Counter(row for rank in ranks for batch in rank["batches"] for row in batch)
-    wrong, lost = rows.pop(-1, 0), SIZES["small"] - len(rows)
+    wrong = rows.pop(-1, 0)
+    lost = SIZES["small"] - len(rows)
     doubled = sum(rows.values()) - len(rows)
     lost -= wrong if doubled == 0 else 0
     return f"{lost} lost, {doubled} doubled, {wrong} wrong" if wrong | lost | doubled else "whole"
 
 
 def _spoil(name: str, folder: Path, fault: str) -> Path:
-    """A copy of the data with one file spoilt: in a row's bytes, where these can be found."""
+    """Copies the data, spoils one file of the copy, and returns the folder of the copy.
+
+    Args:
+        name: The loader.
+        folder: The loader's data.
+        fault: "flipped bit" changes a bit, within a row if the file holds rows uncompressed.
+            "missing object" removes the file. Any other fault cuts it in half.
+    """
     scratch = folder.with_name("spoilt")
     shutil.rmtree(scratch, ignore_errors=True)
     shutil.copytree(folder, scratch)
     path = sorted(scratch.rglob(LOADERS[name][2]))[NUM_FILES // 2]
-    data, row = bytearray(path.read_bytes()), row_of(SIZES["small"] // NUM_FILES * 9 // 2)
+    data = bytearray(path.read_bytes())
+    row = row_of(SIZES["small"] // NUM_FILES * 9 // 2)
     data[data.find(row.tobytes()) + 100 if row.tobytes() in data else len(data) // 3] ^= 4
     path.write_bytes(data if fault == "flipped bit" else data[: len(data) // 2])
     if fault == "missing object":
@@ -400,8 +440,9 @@ def _spoil(name: str, folder: Path, fault: str) -> Path:
 
 
 def cases(name: str, folder: Path, count: int) -> Iterator[tuple[str, str]]:
-    """Each case of a loader, and what it did."""
-    read, state = partial(run, name, folder / "small"), str(folder / "state")
+    """Runs all cases of a loader. Yields the name of each case, and what the loader did."""
+    read = partial(run, name, folder / "small")
+    state = str(folder / "state")
     ranks = [{"world": n, "workers": WORKERS.get(name, 0) // n} for n in (1, 2, 3)]
     one, two, three = (read(**each) for each in ranks)
     alone, some, many = (read(workers=n) for n in (0, 2, 8))

@@ -131,7 +131,7 @@ def measure_library(
     lower_case: bool,
     config: argparse.Namespace,
 ) -> dict[str, Any]:
-    """`encode_batch_fast` of the exported tokenizer.json, with its ids put into one array."""
+    """Measures `encode_batch_fast` with the exported tokenizer.json, and one array of all ids."""
     library = Tokenizer.from_str(tokenizer_json(vocab, WordRule(lower_case)))
     library.encode_special_tokens = True
     sizes = np.cumsum([len(sentence.encode()) for sentence in sentences])
@@ -159,9 +159,10 @@ def measure_tensorflow(
     lower_case: bool,
     config: argparse.Namespace,
 ) -> dict[str, Any]:
-    """FastBertTokenizer of another interpreter: from Python strings to an array of ids."""
+    """Measures FastBertTokenizer in another interpreter, from Python strings to an array of ids."""
     with tempfile.TemporaryDirectory(prefix="beambert-bench-") as folder:
-        given, answer = Path(folder, "given"), Path(folder, "answer")
+        given = Path(folder, "given")
+        answer = Path(folder, "answer")
         texts = list(vocab.tokens), lower_case, list(sentences)
         arguments = *texts, NUM_AT_ONCE, config.repeat, vocab.dtype.name
         given.write_bytes(pickle.dumps(arguments))
@@ -182,7 +183,7 @@ def measure_tensorflow(
 
 
 def split_ids(ids: Any, lengths: Any) -> Ids:
-    """Each sentence's ids, as bytes."""
+    """Returns the ids of each sentence, as bytes."""
     return [part.tobytes() for part in np.split(ids, np.cumsum(lengths)[:-1])]
 
 

@@ -59,12 +59,12 @@ class Bench:
     ranks: Ranks
 
     def start(self, seed: int) -> BertForTask:
-        """The model that both sides begin with."""
+        """Returns the model that both sides begin with."""
         prepared = self.prepared
         return start_model(prepared.opened, prepared.config, prepared.head, seed, keeps_head=False)
 
     def train_ours(self, recipe: Recipe) -> Trained:
-        """Our side, as the command trains."""
+        """Trains and scores our side, by the code of the command `finetune`."""
         losses: list[float] = []
         engines: list[Any] = []
 
@@ -82,11 +82,12 @@ class Bench:
         return Trained(metrics[self.prepared.task.main_metric], losses, seconds)
 
     def train_theirs(self, recipe: Recipe) -> Trained:
-        """The other side: a plain loop over transformers' model."""
+        """Trains and scores the other side: transformers' model in a plain loop."""
         losses: list[float] = []
         models: list[Any] = []
         seconds = cpu_seconds(lambda: models.append(self._loop(recipe, losses)))
-        file, task = self.prepared.files["validation"][0], self.prepared.task
+        file = self.prepared.files["validation"][0]
+        task = self.prepared.task
         outputs = predict(models[0].eval(), file.items, recipe.global_batch)
         predictions = task.decode(file.examples, file.items, outputs, self.prepared.head.labels)
         return Trained(task.score(file.examples, predictions)[task.main_metric], losses, seconds)
@@ -125,7 +126,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What to run."""
+    """Parses the command line."""
     parser = make_parser(__doc__)
     parser.add_argument("--model", required=True, help="a run, RUN@STEP or a model folder")
     parser.add_argument("--train", required=True)
@@ -144,7 +145,11 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def open_bench(arguments: argparse.Namespace, ranks: Ranks) -> Bench:
-    """The files and the model; ValueError where the task is not one of classes."""
+    """Opens the files and the model.
+
+    Raises:
+        ValueError: The task is not a classification of texts or pairs.
+    """
     settings = FinetuneSettings(
         task=arguments.task,
         model=arguments.model,
@@ -165,14 +170,14 @@ def open_bench(arguments: argparse.Namespace, ranks: Ranks) -> Bench:
 
 
 def run_both(bench: Bench, recipe: Recipe) -> tuple[Trained, Trained]:
-    """Both sides with one seed; odd seeds let the other one go first."""
+    """Trains both sides with one seed. The other side is trained first if the seed is odd."""
     sides = {"ours": bench.train_ours, "theirs": bench.train_theirs}
     found = {name: sides[name](recipe) for name in sorted(sides, reverse=recipe.seed % 2 == 1)}
     return found["ours"], found["theirs"]
 
 
 def compare(pairs: Sequence[tuple[Trained, Trained]], tokens: int) -> dict[str, Any]:
-    """What is reported of all seeds."""
+    """Returns the numbers to report about all seeds."""
     differences = [ours.score - theirs.score for ours, theirs in pairs]
     steps = [
         pair for ours, theirs in pairs for pair in zip(ours.losses, theirs.losses, strict=True)
@@ -194,7 +199,7 @@ def compare(pairs: Sequence[tuple[Trained, Trained]], tokens: int) -> dict[str, 
 
 
 def mean_and_error(values: Sequence[float]) -> dict[str, float]:
-    """Mean over seeds and its standard error."""
+    """Returns the mean over seeds and its standard error, which is NaN for a single seed."""
     error = statistics.stdev(values) / math.sqrt(len(values)) if values[1:] else math.nan
     return {
         "mean": round(statistics.fmean(values), 5),
@@ -204,7 +209,7 @@ def mean_and_error(values: Sequence[float]) -> dict[str, float]:
 
 
 def twin_of(model: BertForTask) -> Any:
-    """The classifier of transformers for texts or tokens, with the same weights."""
+    """Returns transformers' classifier of texts or tokens, with the same weights as `model`."""
     settings = transformers.BertConfig(**to_hf_config(model.config, 0, model.head))
     kind = "Token" if model.head.kind == "tokens" else "Sequence"
     twin = getattr(transformers, f"BertFor{kind}Classification")(settings)
@@ -213,7 +218,7 @@ def twin_of(model: BertForTask) -> Any:
 
 
 def pad_items(items: Sequence[Item]) -> dict[str, Tensor]:
-    """Rows [B, S] padded to the longest."""
+    """Returns rows [B, S] for transformers, padded to the longest item."""
     longest = max(len(item.sequences[0].input_ids) for item in items)
     names = ("input_ids", "token_type_ids", "attention_mask")
     rows = {name: torch.zeros((len(items), longest), dtype=torch.int64) for name in names}

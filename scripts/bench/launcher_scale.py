@@ -49,10 +49,13 @@ from pipeline.tokens.word_counts import choose_sample
 from scripts.bench.measured import print_result
 from tokenizer.vocab import parse_vocab
 
-NUM_FILES, SEQ_LENS = 200_000, [128, 512]
+NUM_FILES = 200_000
+SEQ_LENS = [128, 512]
 PAGE = 1000  # names of one answer to a listing
-BLOCK_BYTES, BYTES_PER_TOKEN = 60_000, 4  # of a shard, of text
-MAX_MEMORY_MB, MAX_DESCRIPTION_MB = 2_000, 10
+BLOCK_BYTES = 60_000  # of a shard
+BYTES_PER_TOKEN = 4  # of text
+MAX_MEMORY_MB = 2_000
+MAX_DESCRIPTION_MB = 10
 VOCABULARY = (
     "\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz"]) + "\n"
 )
@@ -80,19 +83,21 @@ class World:
         time.sleep(self.latency * requests)
 
     def index_of(self, part: int) -> bytes:
-        """The index of a token part."""
+        """Makes the index of a token part."""
         rng = np.random.Generator(np.random.PCG64(part))
         rows = np.zeros(self.documents, INDEX_DTYPE)
         rows["high"] = np.sort(rng.integers(0, 2**64, self.documents, np.uint64))
-        rows["low"], rows["crc32"] = part, part
+        rows["low"] = part
+        rows["crc32"] = part
         rows["tokens"] = self.document_bytes // BYTES_PER_TOKEN
         rows["size"] = 2 * rows["tokens"].astype(np.int64) + 60
         rows["offset"] = np.cumsum(rows["size"]) - rows["size"]
-        rows["cleaned_bytes"], rows["sentences"] = self.document_bytes, 20
+        rows["cleaned_bytes"] = self.document_bytes
+        rows["sentences"] = 20
         return pack_rows(rows, rows["high"] >> np.uint64(56))
 
     def size_of(self, path: str) -> int | None:
-        """Bytes of a file; None where there is none."""
+        """Returns the size of a file in bytes, or None if there is no such file."""
         if path in self.written:
             found = self.written[path]
             return found if isinstance(found, int) else len(found)
@@ -109,7 +114,7 @@ class World:
         return sum(map(len, self.records[name])) if name in self.records else self.shards.get(name)
 
     def names(self) -> Sequence[str]:
-        """Every file."""
+        """Returns the paths of all files."""
         endings = (".tokens", ".index", ".places", "-last.json")
         return [
             *(f"input/{number:06d}.jsonl" for number in range(NUM_FILES)),
@@ -119,7 +124,7 @@ class World:
         ]
 
     def read(self, path: str) -> bytes:
-        """A whole file."""
+        """Returns the content of a file; of an input file only the beginning of its first line."""
         if path in self.written:
             found = self.written[path]
             assert isinstance(found, bytes), f"{path} was not kept"
@@ -146,7 +151,7 @@ class SlowStore(AbstractFileSystem):  # type: ignore[misc]
         return path.removeprefix("slow://").strip("/")
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """As of an object, or of a folder where there is something below it."""
+        """Returns the facts about an object, or about a folder with something below it."""
         WORLD.ask()
         path = self._strip_protocol(path)
         size = WORLD.size_of(path)
@@ -157,20 +162,25 @@ class SlowStore(AbstractFileSystem):  # type: ignore[misc]
         raise FileNotFoundError(path)
 
     def find(self, path: str, *_: Any, **__: Any) -> dict[str, dict[str, Any]]:
-        """All objects below a folder, with what S3 tells of each."""
+        """Lists all objects below a folder, with the facts that S3 gives about each."""
         below = f"{self._strip_protocol(path)}/"
         names = [name for name in WORLD.names() if name.startswith(below)]
         WORLD.ask(1 + len(names) // PAGE)
         now = datetime.now(UTC)
-        found, common = {}, {"LastModified": now, "StorageClass": "STANDARD", "type": "file"}
+        found = {}
+        common = {"LastModified": now, "StorageClass": "STANDARD", "type": "file"}
         for number, name in enumerate(names):
-            size, tag = WORLD.size_of(name), f'"{number:032x}"'
+            size = WORLD.size_of(name)
+            tag = f'"{number:032x}"'
             own = {"Key": name, "name": name, "Size": size, "size": size, "ETag": tag}
             found[name] = own | common
         return found
 
     def cat_file(self, path: str, start: int = 0, end: int | None = None, **_: Any) -> bytes:
-        """A range; of an input file its first bytes and nothing after them."""
+        """Returns a range of a file.
+
+        Only the first bytes of an input file are kept; a range of it is filled up with "a".
+        """
         WORLD.ask()
         path = self._strip_protocol(path)
         data = WORLD.read(path)[start:end]
@@ -213,7 +223,7 @@ class Stage:
 
     @property
     def holds(self) -> bool:
-        """Whether all bounds do."""
+        """Whether the stage is within all its bounds."""
         is_small = (
             self.memory_mb <= MAX_MEMORY_MB and (self.description_mb or 0) <= MAX_DESCRIPTION_MB
         )
@@ -232,13 +242,16 @@ class Measured:
     def run(
         self, name: str, most_seconds: float, most_requests: float, work: Callable[[], Any]
     ) -> Any:
-        """What the work returns."""
+        """Does some work as a stage, measures it, and returns the result of the work."""
         gc.collect()
         Path("/proc/self/clear_refs").write_text("5")  # the peak of memory begins anew
-        before, began, self.description = WORLD.requests, time.monotonic(), None
+        before = WORLD.requests
+        began = time.monotonic()
+        self.description = None
         result = work()
         size = None if self.description is None else round(self.description / 1e6, 2)
-        seconds, requests = round(time.monotonic() - began, 1), WORLD.requests - before
+        seconds = round(time.monotonic() - began, 1)
+        requests = WORLD.requests - before
         self.stages.append(
             Stage(
                 name, seconds, requests, _peak_mb(), size, round(most_seconds), round(most_requests)
@@ -254,7 +267,7 @@ def _peak_mb() -> int:
 
 
 def measure(arguments: argparse.Namespace) -> list[Stage]:
-    """All stages of one build."""
+    """Measures all stages of one build."""
     vocabulary = parse_vocab(VOCABULARY.encode(), "vocab.txt")
     settings = BuildSettings(
         output="slow://data",
@@ -264,8 +277,10 @@ def measure(arguments: argparse.Namespace) -> list[Stage]:
         exchange="shuffle",
     )
     text_bytes = int(arguments.terabytes * 10**12)
-    WORLD.latency, WORLD.file_bytes = arguments.latency_ms / 1000, text_bytes // NUM_FILES
-    measured, hours = Measured(), arguments.terabytes * 3600
+    WORLD.latency = arguments.latency_ms / 1000
+    WORLD.file_bytes = text_bytes // NUM_FILES
+    measured = Measured()
+    hours = arguments.terabytes * 3600
     corpus: Corpus = measured.run(
         # Some files are asked a second time, for their field of text.
         "list and cut the input",
@@ -325,7 +340,7 @@ def measure(arguments: argparse.Namespace) -> list[Stage]:
 
 
 def num_buckets_of(store: TokenStore, settings: BuildSettings) -> int:
-    """Train buckets of the corpus."""
+    """Returns the number of train buckets of the corpus."""
     limits = settings.validation_fraction, settings.validation_tokens
     return (
         len(choose_buckets(settings, store.totals, choose_held_out(store.totals.sources, *limits)))
@@ -359,7 +374,7 @@ def build_all(settings_hash: str, tasks: Sequence[ShardTask]) -> None:
 
 
 def _make_blocks(seq_len: int, number: int) -> tuple[BlockTable, bytes]:
-    """The blocks of a shard, and what a record says of them."""
+    """Makes the block table of a shard, and the text about it in the record of the shard's task."""
     instances = np.full(number, block_instances(seq_len))
     offset = np.arange(number) * BLOCK_BYTES + 512
     sizes = np.full(number, BLOCK_BYTES - 512)

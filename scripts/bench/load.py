@@ -73,8 +73,10 @@ def refuse_small(dataset: Dataset, seq_len: int, copies: int = 1) -> None:
 
 def copy_shards(dataset: Dataset, seq_len: int, copies: int, folder: Path) -> Dataset:
     """Writes a dataset with several copies of the train shards of one length, as further passes."""
-    found, num_passes = _train_shards(dataset, seq_len), dataset.num_passes("train", seq_len)
-    shards, tables = [], []
+    found = _train_shards(dataset, seq_len)
+    num_passes = dataset.num_passes("train", seq_len)
+    shards = []
+    tables = []
     for copy in range(copies):
         for number, shard in enumerate(found):
             pass_index = copy * num_passes + shard.pass_index
@@ -108,7 +110,8 @@ def _train_shards(dataset: Dataset, seq_len: int) -> list[Shard]:
 def read_blocks(dataset: Dataset, seq_len: int) -> Iterator[Any]:
     """Yields a column of each block. Blocks are read in long requests, checked and decoded only."""
     for shard in _train_shards(dataset, seq_len):
-        table, per_read = dataset.blocks(shard), 64
+        table = dataset.blocks(shard)
+        per_read = 64
         for first in range(0, len(table), per_read):
             blocks = BlockRange(dataset, shard, table, first, min(first + per_read, len(table)))
             data = dataset.read_bytes(shard.name, blocks.start_byte, blocks.stop_byte)
@@ -125,7 +128,8 @@ def read_through(dataset: Dataset, seq_len: int) -> None:
 
 def read_ours(dataset: Dataset, seq_len: int, batch: int, kind: str) -> Iterator[Any]:
     """Yields one column of each step of our loader; a step is one micro-batch."""
-    size, cpu = batch * seq_len, torch.device("cpu")
+    size = batch * seq_len
+    cpu = torch.device("cpu")
     steps = planned_steps(
         dataset,
         "train",
@@ -174,7 +178,9 @@ def measure(batches: Callable[[], Iterator[Any]], num_instances: int) -> dict[st
     """
     stream = itertools.chain.from_iterable(batches() for _ in itertools.count())
     next(stream)
-    began, wall, count = rest(), time.perf_counter(), 0
+    began = rest()
+    wall = time.perf_counter()
+    count = 0
     while count < num_instances:
         count += len(next(stream))
     seconds = time.perf_counter() - wall

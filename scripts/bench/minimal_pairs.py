@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """The command line."""
+    """Parses the command line."""
     parser = make_parser(__doc__)
     parser.add_argument("--pairs", required=True)
     parser.add_argument("--pairs_limit", type=int, default=0)

@@ -36,7 +36,8 @@ from trainer.stream.step import RankStep, StepLoader, StepSizes, StreamPlan
 
 PACKAGES = ("torch", "deepspeed", "transformers")
 LEARNING_RATE = 1e-4
-WARMUP_STEPS, FEWEST_STEPS = 3, 5
+WARMUP_STEPS = 3
+FEWEST_STEPS = 5
 PRODUCT_SIZE = 8_192
 
 
@@ -52,8 +53,9 @@ class Case:
 
 
 def cases_of(seq_len: int) -> list[Case]:
-    """All cases of one length."""
-    ours, theirs = Case("ours", seq_len, "auto"), Case("transformers", seq_len, "sdpa")
+    """Returns all cases of one length."""
+    ours = Case("ours", seq_len, "auto")
+    theirs = Case("transformers", seq_len, "sdpa")
     return [
         ours,
         replace(ours, compile=False),
@@ -77,7 +79,7 @@ class Ours:
         self._engine = start_engine(model, optimizer, deepspeed_config({}, 1, "bf16"), ranks)
 
     def prepare(self, step: RankStep) -> Callable[[], float]:
-        """A call that makes the step; its loss."""
+        """Returns a function that makes the step and returns its loss."""
 
         def make() -> float:
             counts = count_step(self._ranks, step)
@@ -102,11 +104,12 @@ class Transformers:
         self._model = twin_of(model, case.attention).to(ranks.device, torch.bfloat16)
         self._optimizer = torch_adamw(self._model, fused=True)
         self._call = torch.compile(self._model) if case.compile else self._model
-        self._device, self._seq_len = ranks.device, case.seq_len
+        self._device = ranks.device
+        self._seq_len = case.seq_len
         self._num_rows = max(1, micro_tokens // case.seq_len)
 
     def prepare(self, step: RankStep) -> Callable[[], float]:
-        """A call that makes the step over rows that are padded already; its loss."""
+        """Pads the rows of a step. Returns a function that makes the step and returns its loss."""
         padded = [pad_micro_batch(batch, self._seq_len) for batch in step.micro_batches]
         rows = {
             name: torch.cat([each[name] for each in padded]).to(self._device) for name in padded[0]
@@ -114,7 +117,8 @@ class Transformers:
         return lambda: self._make(rows)
 
     def _make(self, rows: dict[str, Tensor]) -> float:
-        losses, num_rows = [], len(rows["labels"])
+        losses = []
+        num_rows = len(rows["labels"])
         for start in range(0, num_rows, self._num_rows):
             micro = {name: each[start : start + self._num_rows] for name, each in rows.items()}
             loss = self._call(**micro).loss * (len(micro["labels"]) / num_rows)
@@ -126,7 +130,7 @@ class Transformers:
         return float(torch.stack(losses).sum())
 
     def close(self) -> None:
-        """Nothing holds it."""
+        """Does nothing, because the model holds no resources that need to be released."""
 
 
 @dataclass(frozen=True)
@@ -140,7 +144,7 @@ class Bench:
     matmul_tflops: float
 
     def run(self, case: Case) -> dict[str, Any]:
-        """What was found; a case that fails says how, for the others to go on."""
+        """Measures a case. If it fails, the result has the error, and other cases can go on."""
         system = None
         try:
             system = self._build(case)
@@ -192,7 +196,11 @@ class Bench:
         }
 
     def _time(self, system: Ours | Transformers, loader: StepLoader) -> tuple[float, StepCounts]:
-        """Seconds from asking for the data until the loss was read, and the step's counts."""
+        """Makes a step, and returns its seconds and its counts.
+
+        The seconds are those of waiting for data, and of the step until its loss is on the host.
+        Padding is not timed.
+        """
         began = time.perf_counter()
         step = next(loader)
         waited = time.perf_counter() - began
@@ -208,12 +216,12 @@ class Bench:
 
 
 def count_step(ranks: Ranks, step: RankStep) -> StepCounts:
-    """What a step holds."""
+    """Returns the counts of a step over all ranks."""
     return begin_to_agree(ranks, step.micro_batches, 0.0, must_stop=False)()
 
 
 def measure_product(device: torch.device, size: int, repeats: int = 20) -> float:
-    """TFLOP/s of a bf16 product of two square matrices of random numbers."""
+    """Returns the TFLOP/s of a bf16 product of two square matrices of random numbers."""
     left, right = (torch.randn(size, size, device=device).bfloat16() for _ in range(2))
     for number in range(repeats + 3):
         if number == 3:
@@ -225,7 +233,7 @@ def measure_product(device: torch.device, size: int, repeats: int = 20) -> float
 
 
 def parse_options() -> argparse.Namespace:
-    """The flags."""
+    """Parses the command line."""
     parser = make_parser(__doc__)
     parser.add_argument("--data", required=True, help="dataset of `python -m pipeline build`")
     parser.add_argument("--preset", default="large")
@@ -239,8 +247,9 @@ def parse_options() -> argparse.Namespace:
 
 
 def main() -> None:
-    """All cases."""
-    options, ranks = parse_options(), start_ranks()
+    """Measures all cases, and prints a line for each."""
+    options = parse_options()
+    ranks = start_ranks()
     try:
         dataset = open_dataset(options.data)
         config = preset(options.preset, vocab_size=dataset.manifest.vocab_size)

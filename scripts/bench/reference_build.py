@@ -100,7 +100,7 @@ class Tokenizer:
 
 
 def read_documents(path: str, tokenizer: Tokenizer) -> list[Document]:
-    """A sentence a line, a blank line between documents."""
+    """Reads a file that has one sentence per line and a blank line between documents."""
     documents: list[Document] = [[]]
     with open(path, encoding="utf-8") as file:
         for line in file:
@@ -114,7 +114,7 @@ def read_documents(path: str, tokenizer: Tokenizer) -> list[Document]:
 def create_instances(
     documents: list[Document], vocab: list[str], settings: argparse.Namespace, rng: random.Random
 ) -> list[Instance]:
-    """All instances, shuffled."""
+    """Returns the instances of all passes, shuffled."""
     rng.shuffle(documents)
     instances = [
         instance
@@ -167,7 +167,8 @@ def create_from_document(
             instances.append(
                 Instance(*mask(tokens, segment_ids, vocab, settings, rng), is_random_next)
             )
-            chunk, length = [], 0
+            chunk = []
+            length = 0
         i += 1
     return instances
 
@@ -212,7 +213,7 @@ def mask(
 
 
 def load_tensorflow() -> Any:
-    """The module, or None where it is not installed."""
+    """Imports TensorFlow, and returns the module, or None if it is not installed."""
     try:
         import tensorflow as tf  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ModuleNotFoundError:
@@ -223,7 +224,7 @@ def load_tensorflow() -> Any:
 def write_instances(
     instances: list[Instance], ids: dict[str, int], settings: argparse.Namespace, tensorflow: Any
 ) -> None:
-    """Padded int64 features as TFRecords."""
+    """Writes instances as TFRecords, with features that are padded."""
 
     def feature(values: list[Any], kind: str = "int64") -> Any:
         if kind == "int64":

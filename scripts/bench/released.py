@@ -69,7 +69,7 @@ def main() -> None:
 
 
 def parse_arguments() -> argparse.Namespace:
-    """What to run."""
+    """Parses the command line."""
     parser = make_parser(__doc__)
     parser.add_argument("--model", required=True, help="folder of a BERT that transformers opens")
     parser.add_argument("--data", required=True, help="folder with sst2/, rte/, ner_uner_ewt/")
@@ -89,7 +89,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def read_texts(arguments: argparse.Namespace, tasks: dict[str, BenchTask]) -> list[str]:
-    """Texts of the tasks' validation files, as they are."""
+    """Returns texts of the tasks' validation files: of each row the first text."""
     texts: list[str] = []
     for name in TASKS:
         texts += [first for first, _ in read_inputs(tasks[name])][: arguments.texts]
@@ -97,7 +97,10 @@ def read_texts(arguments: argparse.Namespace, tasks: dict[str, BenchTask]) -> li
 
 
 def read_inputs(task: BenchTask) -> list[tuple[str, str | None]]:
-    """The texts of a validation file; the second of a pair."""
+    """Returns the first and the second text of each row of a validation file.
+
+    The second one is None if the task has single texts.
+    """
     if task.task == "ner":
         return [(" ".join(sentence.words), None) for sentence in read_sentences(task)]
     columns = {"sst2": ("sentence", None), "rte": ("sentence1", "sentence2")}[task.task]
@@ -106,28 +109,35 @@ def read_inputs(task: BenchTask) -> list[tuple[str, str | None]]:
 
 
 def read_sentences(task: BenchTask) -> Any:
-    """Sentences of a CoNLL file for their words."""
+    """Reads the words of the sentences of a CoNLL file, without tags."""
     text = task.validation.read_text(encoding="utf-8")
     return read_conll(text, str(task.validation), Columns(task.tokens.token_column, None))
 
 
 @torch.inference_mode()
 def compare_features(model: str, texts: list[str]) -> dict[str, Any]:
-    """Largest differences of the states of each layer, and of the pooler's output."""
+    """Compares hidden states with those of transformers.
+
+    Returns:
+        The largest absolute differences of each layer and of the pooler's output, and whether all
+        are below the limit.
+    """
     opened = open_model(model)
     theirs = transformers.BertModel.from_pretrained(model).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(model)
     tokens = FeatureExtractor(opened, layers="all")
     pooler = FeatureExtractor(opened, rows="pooler")
     ours = per_text(tokens, texts)
-    largest, num_tokens = np.zeros(len(tokens.layers) + 1), 0
+    largest = np.zeros(len(tokens.layers) + 1)
+    num_tokens = 0
     for text, states, [pooled] in zip(texts, ours, per_text(pooler, texts), strict=True):
         out = theirs(**tokenizer(text, return_tensors="pt"), output_hidden_states=True)
         expected = torch.stack(out.hidden_states, dim=2)[0, 1:-1].numpy()
         assert states.shape == expected.shape, f"{text!r}: {states.shape} and {expected.shape}"
         layers = np.abs(states - expected).max(axis=(0, 2), initial=0.0)
         head = np.abs(pooled - out.pooler_output.numpy()).max()
-        largest, num_tokens = np.maximum(largest, [*layers, head]), num_tokens + len(states)
+        largest = np.maximum(largest, [*layers, head])
+        num_tokens += len(states)
     return {
         "texts": len(texts),
         "tokens": num_tokens,
@@ -147,7 +157,7 @@ def per_text(extractor: FeatureExtractor, texts: list[str]) -> Iterator[np.ndarr
 def task_settings(
     arguments: argparse.Namespace, task: BenchTask, dropout: float | None
 ) -> FinetuneSettings:
-    """What both sides are fine-tuned with."""
+    """Returns the settings with which both sides are fine-tuned."""
     return FinetuneSettings(
         task=task.task,
         model=arguments.model,
@@ -163,8 +173,12 @@ def task_settings(
 def train_both(
     arguments: argparse.Namespace, task: BenchTask, ranks: Ranks
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """What was found without dropout and with the model's own."""
-    batch, rate = arguments.global_batch, arguments.peak_lr
+    """Fine-tunes both sides on a task. Yields the name of each part and what was found.
+
+    The part "losses" is trained without dropout, the part "scores" with the model's own.
+    """
+    batch = arguments.global_batch
+    rate = arguments.peak_lr
     sizes = {"losses": arguments.loss_steps * batch, "scores": arguments.max_train}
     for part, size in sizes.items():
         if part not in arguments.parts:
@@ -182,7 +196,10 @@ def train_both(
 
 
 def compare_predictions(arguments: argparse.Namespace, task: BenchTask) -> dict[str, Any]:
-    """How many predictions of a model fine-tuned by the command are those of a pipeline."""
+    """Counts the predictions of a model, fine-tuned by the command, that differ from a pipeline's.
+
+    The pipeline is that of transformers, with the same model.
+    """
     output = Path(arguments.work) / f"predictions-{task.name}"
     files = ["--train", task.validation, "--validation", task.validation]
     tokens = ["--tokens.token_column", task.tokens.token_column]
@@ -195,7 +212,8 @@ def compare_predictions(arguments: argparse.Namespace, task: BenchTask) -> dict[
     run_command("predict", "--model", best, "--input", task.validation, "--output", output, *common)
     written = output / "predictions" / task.validation.name.partition(".tsv")[0]
     if task.task == "ner":
-        ours, theirs = read_tags(task, output), pipeline_tags(task, best)
+        ours = read_tags(task, output)
+        theirs = pipeline_tags(task, best)
     else:
         [table] = written.glob("*.tsv")
         ours = [row.split("\t")[1] for row in table.read_text().splitlines()[1:]]
@@ -213,7 +231,7 @@ def run_command(*arguments: object) -> None:
 
 
 def pipeline_labels(task: BenchTask, model: Path, seq_len: int) -> list[str]:
-    """What transformers' pipeline says of each text or pair."""
+    """Returns the label that transformers' pipeline gives each text or pair."""
     classify = transformers.pipeline("text-classification", model=str(model), device="cpu")
     inputs: list[dict[str, str]] = []
     for first, second in read_inputs(task):
@@ -223,7 +241,7 @@ def pipeline_labels(task: BenchTask, model: Path, seq_len: int) -> list[str]:
 
 
 def pipeline_tags(task: BenchTask, model: Path) -> list[str]:
-    """The tag that transformers' pipeline gives the first piece of each word."""
+    """Returns the tag that transformers' pipeline gives the first piece of each word."""
     tag = transformers.pipeline(
         "token-classification", model=str(model), device="cpu", ignore_labels=[]
     )
@@ -238,7 +256,7 @@ def pipeline_tags(task: BenchTask, model: Path) -> list[str]:
 
 
 def read_tags(task: BenchTask, output: Path) -> list[str]:
-    """The column that `predict` added."""
+    """Returns the column of tags that `predict` added."""
     [path] = (output / "predictions").rglob("predictions.conll")
     text = path.read_text(encoding="utf-8")
     sentences = read_conll(text, str(path), Columns(task.tokens.token_column, -1))

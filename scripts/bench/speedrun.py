@@ -93,7 +93,8 @@ def pretrain(
     output.parent.mkdir(parents=True, exist_ok=True)
     with open(f"{output}.log", "w") as log:
         process = psutil.Popen(command, env=environment, stdout=log, stderr=log)
-    metrics, marks = output / "metrics.jsonl", [(0, 0.0)]
+    metrics = output / "metrics.jsonl"
+    marks = [(0, 0.0)]
     while process.poll() is None:
         time.sleep(0.02)
         if metrics.exists() and (size := metrics.stat().st_size) > marks[-1][0]:
@@ -220,7 +221,8 @@ def format_board() -> str:
     head = "| share | arm | seeds | nats | p against the best | CPU-minutes | BLiMP |"
     lines = [head, "|---" * 7 + "|"]
     for share, arm in sorted(arms, key=lambda key: (key[0], statistics.fmean(losses[key]))):
-        own, rivals = losses[share, arm], [each for key, each in losses.items() if key[0] == share]
+        own = losses[share, arm]
+        rivals = [each for key, each in losses.items() if key[0] == share]
         best = min(rivals, key=statistics.fmean)
         p = f"{ttest_ind(own, best, equal_var=False).pvalue:.3f}" if own[1:] and best[1:] else "-"
         pairs = zip(arms[share, arm][0]["steps"], costs.get(arm, ()), strict=False)

@@ -85,8 +85,10 @@ def _watch(
 ) -> None:
     while not ended.wait(_PAUSE_SECONDS):
         # A process that has ended keeps what it had when it was last seen.
-        moment, before = time.time(), samples[-1]
-        cpu, peak_bytes = dict(before.cpu), before.peak_bytes
+        moment = time.time()
+        before = samples[-1]
+        cpu = dict(before.cpu)
+        peak_bytes = before.peak_bytes
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError, LookupError):  # ended meanwhile
                 fields = (folder / "stat").read_text().rpartition(")")[2].split()
@@ -107,7 +109,8 @@ def _split(
     bounds: Mapping[str, float],
 ) -> dict[str, dict[str, float]]:
     stages = {}
-    before, start = samples[0].cpu, began
+    before = samples[0].cpu
+    start = began
     for name, moment in bounds.items():
         after = min(samples, key=lambda sample: abs(sample.moment - moment)).cpu
         used = {pid: seconds - before.get(pid, 0.0) for pid, seconds in after.items()}
@@ -118,5 +121,6 @@ def _split(
         path = used.get(launcher, 0.0) + max(workers, default=0.0)
         seconds = {"seconds": moment - start, "cpu_seconds": total, "path_seconds": path}
         stages[name] = {key: round(value, 2) for key, value in seconds.items()}
-        before, start = after, moment
+        before = after
+        start = moment
     return stages

@@ -46,7 +46,8 @@ CPU = torch.device("cpu")
 def read_instances(dataset: Dataset, seq_len: int) -> Block:
     """Returns the train instances of the first shard of the first pass."""
     [shard, *_] = dataset.shards("train", seq_len, 0)
-    data, table = dataset.read_file(shard.name), dataset.blocks(shard)
+    data = dataset.read_file(shard.name)
+    table = dataset.blocks(shard)
     places = zip(table.offset.tolist(), table.size.tolist(), strict=True)
     return concatenate_blocks(
         [decode_block(data[start : start + size], shard.name) for start, size in places]
@@ -68,9 +69,12 @@ def batches_of(
     Raises:
         ValueError: There are too few instances.
     """
-    lengths, chosen, total = np.diff(block.offsets), list[int](), 0
+    lengths = np.diff(block.offsets)
+    chosen = list[int]()
+    total = 0
     for index, length in enumerate(lengths.tolist()):
-        before, after = total / max(1, len(chosen)), (total + length) / (len(chosen) + 1)
+        before = total / max(1, len(chosen))
+        after = (total + length) / (len(chosen) + 1)
         if (
             fill is None
             or not chosen
@@ -165,7 +169,8 @@ class Ours:
     """Makes steps as our training loop does: with counts that ranks agree on, and DeepSpeed."""
 
     def __init__(self, model: BertForPreTraining, ranks: Ranks, zero_stage: int = 0) -> None:
-        self._ranks, self._optimizer = ranks, AdamW(model.named_parameters())
+        self._ranks = ranks
+        self._optimizer = AdamW(model.named_parameters())
         self._optimizer.set_learning_rate(LEARNING_RATE)
         self._engine = start_engine(
             model.train(), self._optimizer, deepspeed_config({}, zero_stage, "fp32"), ranks
@@ -296,11 +301,14 @@ def compare_losses(
     dataset: Dataset, options: argparse.Namespace, vocab_size: int, ranks: Ranks
 ) -> None:
     """Compares 200 losses with those of transformers' loop. The goal is a difference below 1e-3."""
-    block, size, steps = read_instances(dataset, 128), 8, 200
+    block = read_instances(dataset, 128)
+    size = 8
+    steps = 200
     batches = batches_of(block, 128, size, steps, None)
     config = preset("tiny", vocab_size=vocab_size, hidden_dropout=0.0, attention_dropout=0.0)
     model = build_model(config, 0)
-    twin, ours = twin_of(model), Ours(model, ranks, zero_stage=1)
+    twin = twin_of(model)
+    ours = Ours(model, ranks, zero_stage=1)
     theirs = torch_adamw(twin)
     pairs = [
         (ours.step(batch), float(transformers_step(twin, theirs, pad_micro_batch(batch, 128))))
@@ -328,7 +336,8 @@ def comparisons(
 ) -> Iterator[tuple[str, Callable[[], None]]]:
     """Yields the comparisons: the name of each, and a function that makes it."""
     dataset = open_dataset(options.data)
-    vocab_size, block = dataset.manifest.vocab_size, read_instances(dataset, options.seq_len)
+    vocab_size = dataset.manifest.vocab_size
+    block = read_instances(dataset, options.seq_len)
     yield "packing", lambda: compare_packing(block, options, vocab_size)
     yield "plain", lambda: compare_plain(block, options, vocab_size, ranks)
     yield "peer", lambda: compare_peer(block, options, vocab_size, ranks, None)

@@ -185,7 +185,10 @@ def _make_prism(folder: Path) -> None:
 
 
 def _make_flink(folder: Path) -> None:
-    """Flink's own programs and jars; Python's side of Flink would bring an old Beam."""
+    """Installs Flink's own programs and jars.
+
+    Flink's Python packages are left out, because they need an old Beam.
+    """
     _make_environment(folder)
     _pip_install(
         folder, ["--no-deps", f"apache-flink=={FLINK}", f"apache-flink-libraries=={FLINK}"]
@@ -200,12 +203,12 @@ def _make_spark(folder: Path) -> None:
 
 
 def flink_home(folder: Path) -> Path:
-    """The distribution inside an environment."""
+    """Returns the folder of Flink inside an environment."""
     return next(folder.glob("lib/python*/site-packages/pyflink"))
 
 
 def spark_home(folder: Path) -> Path:
-    """The distribution inside an environment."""
+    """Returns the folder of Spark inside an environment."""
     return next(folder.glob("lib/python*/site-packages/pyspark"))
 
 

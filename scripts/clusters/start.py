@@ -50,7 +50,7 @@ class Cluster:
     node_ids: tuple[int, ...] = ()
 
     def build_command(self, source: Path, output: Path, exchange: str, *flags: str) -> str:
-        """The page's build command, for a shell, with more flags."""
+        """Returns the page's build command for a shell, with other places and more flags."""
         printed = read_block(self.section, "-m pipeline build")
         (given,) = {"'s3://bucket/text/*.jsonl'", "'my-text/*.jsonl'"} & set(printed.split())
         written = "s3://bucket/data" if "s3:" in given else "data"
@@ -67,9 +67,16 @@ class Cluster:
 def start_cluster(
     name: str, folder: Path, free_port: Ports, hooks: Path | None = None
 ) -> Iterator[Cluster]:
-    """An engine until the block is left, or a RuntimeError with the end of a log.
+    """Runs an engine until the block is left.
 
-    `folder` is an empty one for logs and settings; `hooks` one with a sitecustomize.py for workers.
+    Args:
+        name: The engine: "flink", "spark", "prism", "beam" or "dask".
+        folder: An empty folder for logs and settings.
+        free_port: Returns a port that nothing listens on.
+        hooks: A folder with a sitecustomize.py that workers import; None if there is none.
+
+    Raises:
+        RuntimeError: A process of the engine did not start; the message has the end of its log.
     """
     paths = [str(path) for path in (hooks, find_code()) if path]
     variables = {"PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1"}
@@ -81,11 +88,9 @@ def start_cluster(
 def _flink(
     stack: contextlib.ExitStack, folder: Path, free_port: Ports, variables: Mapping[str, str]
 ) -> Cluster:
-    rest, job_port, pool = (
-        free_port(),
-        free_port(),
-        _start_pool(stack, folder, free_port(), variables),
-    )
+    rest = free_port()
+    job_port = free_port()
+    pool = _start_pool(stack, folder, free_port(), variables)
     home = flink_home(engines()["flink"].folder)
     environment = _flink_settings(home, folder, rest, free_port()) | _SMALL
     printed = read_block("Flink", "bin/taskmanager.sh")
@@ -110,7 +115,11 @@ def _flink(
 
 
 def _flink_settings(home: Path, folder: Path, rest: int, rpc: int) -> dict[str, str]:
-    """Flink's own settings, over them the page's, then places and a small memory; as variables."""
+    """Writes a config.yaml for Flink, and returns the environment variables that lead to it.
+
+    The file has Flink's own settings. Those of the page replace them, and are replaced by local
+    addresses, folders and a small memory.
+    """
     found = _flatten(yaml.safe_load((home / "conf/config.yaml").read_text()))
     found |= _flatten(yaml.safe_load(read_block("Flink", "taskmanager.numberOfTaskSlots")))
     local = ("jobmanager.rpc.address", "jobmanager.bind-host", "rest.address", "rest.bind-address")
@@ -147,7 +156,7 @@ def _flatten(settings: Mapping[str, Any], above: str = "") -> dict[str, Any]:
 
 
 def _task_managers(rest: int, number: int) -> Callable[[str], bool]:
-    """Whether so many task managers are known to Flink."""
+    """Returns a function that says whether Flink knows at least `number` task managers."""
 
     def are_there(_: str) -> bool:
         with (
@@ -163,11 +172,9 @@ def _task_managers(rest: int, number: int) -> Callable[[str], bool]:
 def _spark(
     stack: contextlib.ExitStack, folder: Path, free_port: Ports, variables: Mapping[str, str]
 ) -> Cluster:
-    master_port, job_port, pool = (
-        free_port(),
-        free_port(),
-        _start_pool(stack, folder, free_port(), variables),
-    )
+    master_port = free_port()
+    job_port = free_port()
+    pool = _start_pool(stack, folder, free_port(), variables)
     home = spark_home(engines()["spark"].folder)
     environment = _SMALL | {
         "PATH": f"{home}/bin:{os.environ['PATH']}",
@@ -246,7 +253,8 @@ def _one_program(
     free_port: Ports,
     variables: Mapping[str, str],
 ) -> Cluster:
-    job_port, pool = free_port(), _start_pool(stack, folder, free_port(), variables)
+    job_port = free_port()
+    pool = _start_pool(stack, folder, free_port(), variables)
     section = "Prism, and Beam's own job server"
     command = fill_in(read_block(section, word), {**program, "=8073": f"={job_port}"})
     stack.enter_context(running(name, command, folder, listens(job_port), {}))
@@ -256,8 +264,12 @@ def _one_program(
 def _dask(
     stack: contextlib.ExitStack, folder: Path, free_port: Ports, variables: Mapping[str, str]
 ) -> Cluster:
-    """One environment for all, as the launcher pickles what scheduler and workers read."""
-    port, python = free_port(), engines()["dask"].folder / "bin/python"
+    """Starts Dask's scheduler and workers.
+
+    All are of the environment of the launcher, which pickles what they unpickle.
+    """
+    port = free_port()
+    python = engines()["dask"].folder / "bin/python"
     own = {"dask ": f"{python.with_name('dask')} "}
     scheduler = fill_in(
         read_block("Dask", "dask scheduler"), {**own, "8786": f"{port} --no-dashboard"}
@@ -285,7 +297,10 @@ def _dask(
 def _start_pool(
     stack: contextlib.ExitStack, folder: Path, port: int, variables: Mapping[str, str]
 ) -> int:
-    """The worker pool: one is enough for all task managers or executors of one machine."""
+    """Starts the worker pool, and returns its port.
+
+    One pool is enough for all task managers or executors of one machine.
+    """
     environment = engines()["workers"].folder
     values = {
         "/opt/beambert/bin": environment / "bin",

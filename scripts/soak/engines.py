@@ -95,7 +95,10 @@ _VERSIONS = {
 
 
 def disturbances(cluster: Cluster, exchange: str) -> tuple[str, ...]:
-    """What comes in the middle of builds, in turn; a lost node stays lost, so it comes last."""
+    """Returns what happens in the middle of builds, in turn.
+
+    A lost node stays lost, so it is the last.
+    """
     return (
         "",
         "Ctrl-C",
@@ -104,7 +107,7 @@ def disturbances(cluster: Cluster, exchange: str) -> tuple[str, ...]:
 
 
 def build_locally(folder: Path) -> str:
-    """The root hash of a build in this machine's own processes."""
+    """Builds the corpus in processes of this machine, and returns the root hash."""
     words = f"--config configs/data/bert.yaml --input {folder}/corpus --output {folder}/local"
     command = [sys.executable, "-m", "pipeline", "build", *words.split(), *FLAGS, "--workers", "2"]
     subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
@@ -117,8 +120,11 @@ def build(
     """Builds on an engine until the dataset is there."""
     output = folder / "-".join((cluster.name, exchange, disturbance.replace(" ", "") or "plain"))
     command = cluster.build_command(folder / "corpus", output, exchange, *FLAGS)
-    began, log = time.monotonic(), output.with_suffix(".log")
-    code, runs, happened = 1, 0, disturbance
+    began = time.monotonic()
+    log = output.with_suffix(".log")
+    code = 1
+    runs = 0
+    happened = disturbance
     while code and runs < _RUNS:
         runs += 1
         process = start(command, cluster.environment, folder, log)
@@ -141,7 +147,7 @@ def build(
 def start(
     command: str, environment: Mapping[str, str], folder: Path, log: Path
 ) -> "subprocess.Popen[bytes]":
-    """A launcher in a session of its own."""
+    """Starts a launcher in a session of its own."""
     with log.open("wb") as file:
         return subprocess.Popen(
             ["bash", "-c", f"exec {command}"],

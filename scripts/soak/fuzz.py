@@ -95,7 +95,7 @@ def fuzz_target(name: str, seconds: int, findings: Path) -> dict[str, Any]:
 
 
 def fuzz_here(name: str, folder: str, arguments: list[str]) -> None:
-    """The child: never returns."""
+    """Fuzzes a target in this process, and never returns: libFuzzer ends the process."""
     import atheris  # type: ignore[import-untyped,import-not-found,unused-ignore]
 
     with atheris.instrument_imports(include=["pipeline", "json", "zipfile", "email", "http"]):
@@ -118,13 +118,16 @@ def expect_refusal(target: Callable[[bytes], object], data: bytes) -> None:
 
 
 def make_target(name: str, folder: str) -> Callable[[bytes], object]:
-    """The function under test: readers get the bytes as a file, codecs as they are."""
+    """Returns the function under test.
+
+    Readers get the bytes as a file, codecs get the bytes themselves.
+    """
     from pipeline.shards import block, block_tables, manifest
 
     rows = manifest.parse_shards_table(_shards(), PLACE)
 
     def read_tables(data: bytes) -> None:
-        """Every shard of a block table, against a row that it may describe."""
+        """Reads the blocks of every shard from a block table."""
         opened = block_tables.open_block_tables(data, rows, PLACE)
         for index in range(len(rows)):
             opened.table(index)
@@ -139,7 +142,10 @@ def make_target(name: str, folder: str) -> Callable[[bytes], object]:
 
 
 def _with_own_hash(data: bytes) -> bytes:
-    """A manifest with a hash that is right, so that more is looked at; other bytes as they are."""
+    """Puts the right hash into a manifest, so that its other fields are checked too.
+
+    Bytes that are no JSON object are returned unchanged.
+    """
     from pipeline.shards.records import MANIFEST_HASH, canonical_hash
 
     try:
@@ -175,7 +181,7 @@ def reader_of(name: str, folder: Path) -> Callable[[bytes], object]:
 
 
 def seed_inputs() -> dict[str, list[bytes]]:
-    """Sound files of every target, small, so that a mutation meets something that matters."""
+    """Returns sound files for every target, so small that many mutations hit what matters."""
     from scripts.soak.fuzz_seeds import codec_seeds, reader_seeds
 
     return reader_seeds() | codec_seeds()
@@ -188,13 +194,13 @@ def _shards() -> bytes:
 
 
 def _describe(said: str) -> str:
-    """What libFuzzer and Python said of a failure, shortly."""
+    """Returns the lines with which libFuzzer and Python describe a failure."""
     lines = [line for line in said.splitlines() if re.search("Error|Exception|ERROR|SUMMARY", line)]
     return " | ".join(lines)[-1500:] or said[-500:]
 
 
 def _number(pattern: str, text: str) -> int:
-    """The last number that the pattern finds; 0 where none is."""
+    """Returns the last number that the pattern finds, or 0 if it finds none."""
     found = re.findall(pattern, text)
     return int(found[-1]) if found else 0
 

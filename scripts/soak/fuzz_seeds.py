@@ -45,7 +45,7 @@ COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
 
 @functools.cache
 def reader_seeds() -> dict[str, list[bytes]]:
-    """Files by "FORMAT.SUFFIX"; FORMAT is one of pipeline.documents.formats.FORMATS."""
+    """Returns files by "FORMAT.SUFFIX"; FORMAT is one of pipeline.documents.formats.FORMATS."""
     jsonl = "".join(json.dumps({"text": text, "id": 1}) + "\n" for text in TEXTS).encode()
     plain = "\n\n".join(TEXTS).encode()
     seeds = {
@@ -74,7 +74,7 @@ def reader_seeds() -> dict[str, list[bytes]]:
 
 @functools.cache
 def codec_seeds() -> dict[str, list[bytes]]:
-    """A block, a manifest and both tables of one dataset of two shards."""
+    """Returns a block, and the manifest and both tables of a dataset with two shards."""
     packed = [
         pack_shard(
             [_block(3 + index)],

@@ -32,7 +32,9 @@ BYTE_SETS = (b"ab", b"\x80\xff\xc3a ", b"\xe2\x80\xef\xbb\xbf\xc2 \xf0a", bytes(
 
 def fuzz(modules: Mapping[str, Any], seconds: float, seed: int) -> dict[str, int]:
     """Calls, by what was called; AssertionError where the two paths differ."""
-    rng, calls, end = random.Random(seed), Counter[str](), time.monotonic() + seconds
+    rng = random.Random(seed)
+    calls = Counter[str]()
+    end = time.monotonic() + seconds
     while time.monotonic() < end:
         texts = _draw_texts(rng)
         calls["encoders compared"] += _compare_encoders(modules["tokenizer._matcher"], rng, texts)
@@ -67,7 +69,8 @@ def _draw_bytes(rng: random.Random, least: int, most: int) -> bytes:
 
 
 def _compare_encoders(module: Any, rng: random.Random, texts: list[str]) -> int:
-    alphabet, longest = rng.choice(ALPHABETS), rng.choice((1, 3, 8, 210))
+    alphabet = rng.choice(ALPHABETS)
+    longest = rng.choice((1, 3, 8, 210))
     pieces = {
         prefix + text
         for prefix in ("", CONTINUATION)

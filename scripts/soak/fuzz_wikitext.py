@@ -54,7 +54,9 @@ MAX_GROWTH_BYTES = 200 * 2**20
 
 def fuzz(modules: Mapping[str, Any], seconds: float, seed: int) -> dict[str, int]:
     """Counts the calls; AssertionError if the definition differs, or for bytes or memory."""
-    read, rng, end = modules[MODULE].render, random.Random(seed), time.monotonic() + seconds
+    read = modules[MODULE].render
+    rng = random.Random(seed)
+    end = time.monotonic() + seconds
     pages = list(read_pages())
     num_calls = before = 0
     while time.monotonic() < end:
@@ -74,16 +76,18 @@ def fuzz(modules: Mapping[str, Any], seconds: float, seed: int) -> dict[str, int
 
 
 def is_hidden(title: str) -> bool:
-    """As for a wiki whose files are `File`."""
+    """Returns whether a link is hidden in a wiki whose namespaces have English names."""
     return title.partition(":")[0].strip().lower() in ("file", "category")
 
 
 def damage(rng: random.Random, page: str) -> str:
-    """A piece of a page with up to 8 changes."""
-    start, length = rng.randrange(len(page)), rng.choice((30, 200, MAX_PIECE))
+    """Returns a piece of a page with up to 8 changes."""
+    start = rng.randrange(len(page))
+    length = rng.choice((30, 200, MAX_PIECE))
     text = page[start : start + length]
     for _ in range(rng.randint(0, 8)):
-        at, size = rng.randint(0, len(text)), rng.choice((0, 1, 2, 20))
+        at = rng.randint(0, len(text))
+        size = rng.choice((0, 1, 2, 20))
         put = rng.choice(
             ("", rng.choice(PUT), rng.choice(PUT) * rng.choice((1, 2, 130)), text[at : at + size])
         )
@@ -92,7 +96,7 @@ def damage(rng: random.Random, page: str) -> str:
 
 
 def read_pages() -> Iterator[str]:
-    """All pages there are."""
+    """Yields the wikitext of the test cases, and of real pages if the test data are there."""
     yield from (ROOT / "tests/pipeline/wikitext_cases.txt").read_text().split("#### case: ")[1:]
     for path in sorted(
         Path(os.environ.get("BEAMBERT_TEST_DATA", ""), "data/wikitext_real").glob("*.jsonl.zst")

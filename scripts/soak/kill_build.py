@@ -66,7 +66,8 @@ class Soak:
     """A small corpus, its undisturbed build, and disturbed ones to compare with it."""
 
     def __init__(self, folder: Path, documents: int) -> None:
-        self.folder, self.documents = folder, documents
+        self.folder = folder
+        self.documents = documents
         write_corpus(folder, documents)
         began = time.monotonic()
         self._finish(folder / "undisturbed")
@@ -75,7 +76,7 @@ class Soak:
         self.files = list_names(folder / "undisturbed")
 
     def run_seed(self, seed: int) -> Outcome:
-        """One to three kills, then a run to the end."""
+        """Kills a build one to three times, and then lets it run to the end."""
         draws = random.Random(seed)
         count = draws.choice((1, 1, 2, 3))
         kills = (
@@ -89,7 +90,8 @@ class Soak:
     ) -> Outcome:
         """Kills at seconds after a start, or as a stage begins, then a run to the end."""
         output = self.folder / f"seed-{seed}"
-        began, runs = time.monotonic(), 0
+        began = time.monotonic()
+        runs = 0
         hits: list[str] = []
         kept: dict[str, tuple[int, int]] = {}
         for moment, victim in kills:
@@ -105,7 +107,7 @@ class Soak:
         )
 
     def summarize(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-        """What all seeds together came to."""
+        """Returns the sums and findings of all seeds."""
         kills = [each for outcome in outcomes for each in outcome.kills]
         return {
             **describe_soak("kill_build"),
@@ -172,7 +174,8 @@ class Soak:
         self, output: Path, moment: float | str, victim: str, draws: random.Random
     ) -> str | None:
         """Starts the build and kills; says whom and when, or None where it was over before."""
-        began, process = time.monotonic(), self._start(output)
+        began = time.monotonic()
+        process = self._start(output)
         try:
             while not has_come(output, moment, time.monotonic() - began):
                 if process.poll() is not None:
@@ -193,7 +196,13 @@ class Soak:
 
 
 def has_come(output: Path, moment: float | str, seconds: float) -> bool:
-    """Whether so many seconds have passed, or a build has come to this stage or a later one."""
+    """Returns whether the moment for a kill has come.
+
+    Args:
+        output: The output of the build.
+        moment: Seconds since the start, or the stage that the build must have reached.
+        seconds: The seconds since the start.
+    """
     if isinstance(moment, str):
         return STAGES.index(stage_of(output)) >= STAGES.index(moment)
     return seconds >= moment
@@ -214,7 +223,7 @@ def kill(process: "subprocess.Popen[bytes]", victim: str, draws: random.Random) 
 
 
 def finished_files(output: Path) -> dict[str, tuple[int, int]]:
-    """Files whose task is recorded as finished, and which file each is."""
+    """Returns the identities of files whose tasks are recorded as finished, by their names."""
     found = (
         ["vocab.txt", "tokenizer.json", "word_counts.parquet"]
         if (output / "vocab.json").exists()
@@ -233,7 +242,7 @@ def finished_files(output: Path) -> dict[str, tuple[int, int]]:
 
 
 def identity(path: Path) -> tuple[int, int]:
-    """Time of writing and inode: a file written again has others."""
+    """Returns the time of writing and the inode of a file, which change if it is written again."""
     try:
         found = path.stat()
     except FileNotFoundError:
@@ -242,17 +251,17 @@ def identity(path: Path) -> tuple[int, int]:
 
 
 def list_names(output: Path) -> set[str]:
-    """Every file below a folder."""
+    """Returns the names of all files below a folder."""
     return {str(path.relative_to(output)) for path in output.rglob("*") if path.is_file()}
 
 
 def read_root_hash(output: Path) -> str:
-    """The manifest's."""
+    """Returns the root hash in the manifest."""
     return str(json.loads((output / "manifest.json").read_bytes())["root_hash"])
 
 
 def stage_of(output: Path) -> str:
-    """How far a build had come when it was killed."""
+    """Returns the stage that a build had reached when it was killed."""
     marks = {
         "report": "manifest.json",
         "shards": "_tasks",

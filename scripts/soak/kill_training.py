@@ -76,7 +76,8 @@ class Soak:
 
     def __init__(self, folder: Path, steps: int) -> None:
         """Builds the dataset and makes the undisturbed run."""
-        self.folder, self.steps = folder, steps
+        self.folder = folder
+        self.steps = steps
         write_corpus(folder, 400)
         build = f"build --input {folder}/corpus --output {folder}/data --vocab_size 100"
         build += " --passes 2 --seq_lens 64 --workers 1"
@@ -90,10 +91,11 @@ class Soak:
         job = Job(folder, "undisturbed", steps)
         job.finish()
         self.undisturbed_seconds = time.monotonic() - began
-        self.rows, self.marker = job.rows(), job.marker(job.run)
+        self.rows = job.rows()
+        self.marker = job.marker(job.run)
 
     def run_seed(self, seed: int) -> Outcome:
-        """One or two accidents, then the end that the supervisor comes to."""
+        """Runs a training with one or two accidents, until the supervisor ends."""
         draws = random.Random(seed)
         return self.run_accidents(_draw_accidents(draws), draws, seed)
 
@@ -103,10 +105,13 @@ class Soak:
         draws: random.Random,
         seed: int = 0,
     ) -> Outcome:
-        """These accidents in one run, then the end that the supervisor comes to.
+        """Runs a training with these accidents, until the supervisor ends.
 
-        Each is a victim, the share of the steps left that are made before, and, where that is None,
-        the seconds from the start.
+        Args:
+            accidents: For each accident its victim; the share of the remaining steps that are made
+                before it; and, if the share is None, the seconds from the start.
+            draws: Draws the process that is killed.
+            seed: The seed, which names the run.
         """
         began = time.monotonic()
         job = Job(self.folder, f"seed-{seed}", self.steps)
@@ -131,7 +136,7 @@ class Soak:
         )
 
     def summarize(self, outcomes: Sequence[Outcome]) -> dict[str, Any]:
-        """What all seeds together came to."""
+        """Returns the sums and findings of all seeds."""
         kills = [each for outcome in outcomes for each in outcome.kills]
         return {
             **describe_soak("kill_training"),
@@ -176,11 +181,9 @@ class Soak:
 
 def _draw_accidents(draws: random.Random) -> Iterator[tuple[str, float | None, float]]:
     for _ in range(draws.choice((1, 1, 2))):
-        victim, share, seconds = (
-            draws.choice(VICTIMS),
-            draws.random(),
-            draws.uniform(0, START_SECONDS),
-        )
+        victim = draws.choice(VICTIMS)
+        share = draws.random()
+        seconds = draws.uniform(0, START_SECONDS)
         yield victim, share if draws.random() < 0.8 else None, seconds
 
 
@@ -189,11 +192,9 @@ class Job:
 
     def __init__(self, folder: Path, name: str, steps: int) -> None:
         """Starts it on FOLDER/data."""
-        self.run, self.url, self._log = (
-            folder / name,
-            folder / f"{name}-url",
-            folder / f"{name}.log",
-        )
+        self.run = folder / name
+        self.url = folder / f"{name}-url"
+        self._log = folder / f"{name}.log"
         phase = {
             "seq_len": 64,
             "global_batch": 12,
@@ -272,19 +273,19 @@ class Job:
         self._process.wait()
 
     def said(self) -> str:
-        """The end of the log."""
+        """Returns the end of the log."""
         return self._log.read_text(errors="replace")[-3000:]
 
     def restarts(self) -> int:
-        """How often the supervisor started the command again."""
+        """Returns how often the supervisor started the command again."""
         return self._log.read_text(errors="replace").count("; restart ")
 
     def last_step(self) -> int:
-        """The newest step in the metrics."""
+        """Returns the newest step in the metrics."""
         return max((row["step"] for row in self.rows()), default=0)
 
     def newest_step(self) -> int:
-        """Of the newest committed checkpoint, here or at the URL."""
+        """Returns the step of the newest committed checkpoint, in the folder or at the URL."""
         found = [
             path
             for where in (self.run, self.url)
@@ -293,7 +294,7 @@ class Job:
         return max((int(path.parent.name.removeprefix("step-")) for path in found), default=0)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Training rows of the metrics without what clocks say."""
+        """Returns the training rows of the metrics, without the columns that depend on clocks."""
         try:
             lines = (self.run / "metrics.jsonl").read_text().splitlines(keepends=True)
         except FileNotFoundError:
@@ -312,7 +313,10 @@ class Job:
 
 
 def kind_of(pid: int) -> str | None:
-    """Of a living process of a job; None for the supervisor and everything else."""
+    """Returns the kind of a living process of a job: "launcher", "rank" or "command".
+
+    It is None for the supervisor and for every other process.
+    """
     try:
         arguments = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
     except OSError:

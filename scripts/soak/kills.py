@@ -42,7 +42,7 @@ def run_seeds(soak: Soak, first: int, count: int, output: Path | None) -> int:
 
 
 def session_processes(session: int) -> Iterator[int]:
-    """Living processes of a session: a build started in its own session is all of them."""
+    """Yields the living processes of a session, such as all those of a build that began it."""
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rpartition(")")[2].split()
@@ -53,7 +53,7 @@ def session_processes(session: int) -> Iterator[int]:
 
 
 def send_kill(pid: int) -> None:
-    """SIGKILL, where the process is still there."""
+    """Sends SIGKILL to a process, if it still exists."""
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
 
@@ -65,7 +65,10 @@ def kill_session(session: int) -> None:
 
 
 def write_corpus(folder: Path, documents: int) -> None:
-    """Made-up documents in four files, every fifth much like the one before, no two equal."""
+    """Writes made-up documents to four files.
+
+    No two are equal, but every fifth is like the one before.
+    """
     draws = random.Random(0)
     (folder / "corpus").mkdir()
     for number in range(4):

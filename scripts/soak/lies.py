@@ -67,7 +67,7 @@ Lie = RunnerLie | StoreLie | WriteLie
 
 
 def _chunks(change: Callable[[list[bytes]], list[bytes]], key: bytes = TARGET) -> Any:
-    """A lie about the chunks of one group."""
+    """Makes a lie about the chunks of one group."""
     return lambda groups, _: [
         (name, change(chunks) if name == key else chunks) for name, chunks in groups
     ]
@@ -78,7 +78,10 @@ def _each(change: Callable[[list[bytes]], list[bytes]]) -> Any:
 
 
 def _groups(change: Callable[[Group], list[Group]], key: bytes | None = TARGET) -> Any:
-    """A lie that makes several groups, or none, of one or of all."""
+    """Makes a lie that replaces one group by several or by none.
+
+    If `key` is None, it does so with every group.
+    """
     return lambda groups, _: [
         new for old in groups for new in (change(old) if key in (None, old[0]) else [old])
     ]
@@ -128,13 +131,13 @@ def _of_another_build(count: int | None) -> Any:
 
 
 def documents_of(chunk: bytes) -> tuple[str, list[TokenizedDocument]]:
-    """The part that a chunk names, and its documents."""
+    """Returns the name of the part that a chunk is from, and its documents."""
     part, data = unpack_chunk(chunk)
     return part, list(unpack_documents(data, "uint16", part))
 
 
 def _repack(change: Callable[[list[TokenizedDocument]], list[TokenizedDocument]]) -> Any:
-    """A lie about the documents of a group's longest chunk; its checksums are right."""
+    """Makes a lie about the documents of a group's longest chunk, whose checksums are right."""
 
     def tell(chunks: list[bytes]) -> list[bytes]:
         place = max(range(len(chunks)), key=lambda each: len(chunks[each]))
@@ -149,9 +152,10 @@ def _repack(change: Callable[[list[TokenizedDocument]], list[TokenizedDocument]]
 
 
 def _shortened(document: TokenizedDocument) -> TokenizedDocument:
-    """A document without its last sentence, as another run may have encoded it."""
+    """Returns a document without its last sentence, as another build may have encoded it."""
     last = int(document.sentence_lengths[-1])
-    lengths, tokens = document.sentence_lengths[:-1], document.tokens[:-last]
+    lengths = document.sentence_lengths[:-1]
+    tokens = document.tokens[:-last]
     return dataclasses.replace(document, sentence_lengths=lengths, tokens=tokens)
 
 
@@ -249,7 +253,7 @@ RUNNER_LIES: Sequence[RunnerLie] = (
 
 
 def _part(folder: Path, ending: str = "tokens", place: int = 0) -> Path:
-    """A file of one of the largest token parts."""
+    """Returns a file of one of the largest token parts."""
     found = sorted(
         (folder / "tokens").glob("*.tokens"), key=lambda path: (-path.stat().st_size, path.name)
     )
@@ -259,7 +263,7 @@ def _part(folder: Path, ending: str = "tokens", place: int = 0) -> Path:
 def _rewrite(
     endings: Sequence[str], change: Callable[[list[TokenizedDocument]], list[TokenizedDocument]]
 ) -> Any:
-    """Another run's documents in some files of a part."""
+    """Makes a lie that writes changed documents into some files of a part."""
 
     def tell(folder: Path, _: Path) -> None:
         path = _part(folder)
@@ -278,7 +282,7 @@ def _first_shortened(documents: list[TokenizedDocument]) -> list[TokenizedDocume
 
 
 def _renamed_document(documents: list[TokenizedDocument]) -> list[TokenizedDocument]:
-    """One document is another of the same size: its id differs in the last bit."""
+    """Replaces the first document by one of the same size, whose id differs in the last bit."""
     first = documents[0]
     return [
         dataclasses.replace(first, id=first.id[:-1] + bytes([first.id[-1] ^ 1])),
@@ -360,7 +364,7 @@ def _bucket_twice(folder: Path, _: Path) -> None:
 
 
 def _partial_bucket(folder: Path, _: Path) -> None:
-    """As a build publishes that believed a runner: the shard's seal is that of what came."""
+    """Publishes a shard with the seal of fewer documents, as a build that believed its runner."""
 
     def told(shard: Shard) -> Shard:
         seal = dataclasses.replace(shard.seal, documents=shard.seal.documents // 2)
@@ -370,7 +374,10 @@ def _partial_bucket(folder: Path, _: Path) -> None:
 
 
 def _without_instances(folder: Path, _: Path) -> None:
-    """A shard of the first instances of its bucket alone; every checksum, count and seal fits."""
+    """Replaces a shard by one of the first instances of its bucket alone.
+
+    All checksums, counts and seals fit.
+    """
     dataset = open_dataset(str(folder))
     rows = _rows(folder)
     [place] = [place for place, (shard, _) in enumerate(rows) if shard.name == SHARD]

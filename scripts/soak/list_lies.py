@@ -35,12 +35,15 @@ class ListLie:
 
 
 def _changed_row(column: int, value: Any) -> Callable[[list[Any]], list[Any]]:
-    """A lie about one value of the first shard's row: name, samples, bytes, sha256, seal."""
+    """Makes a lie about one value of the first shard's row.
+
+    The values are the name, samples, bytes, sha256 and seal.
+    """
     return lambda rows: [(*rows[0][:column], value, *rows[0][column + 1 :]), *rows[1:]]
 
 
 def _exchanged_rows(column: int) -> Callable[[list[Any]], list[Any]]:
-    """A lie that gives the first and the last shard, of fewer samples, each other's value."""
+    """Makes a lie that exchanges a value of the first and the last shard, which is smaller."""
 
     def tell(rows: list[Any]) -> list[Any]:
         one, *rest, other = rows

@@ -124,7 +124,7 @@ def make_list_liar(folder: Path) -> ListLiar:
 
 
 def exchanges(lie: Lie) -> tuple[str, ...]:
-    """The ways of bringing buckets together in which a lie is told."""
+    """Returns the ways of bringing buckets together in which a lie is told."""
     if isinstance(lie, RunnerLie):
         return ("shuffle",)
     return lie.exchanges if isinstance(lie, StoreLie) and lie.before == "encoded" else ("files",)
@@ -144,7 +144,7 @@ class Liar:
         self._other_groups = _group(folder / "other/encoded")
 
     def tell(self, lie: Lie, exchange: str) -> Outcome:
-        """One build with one lie, and what came of it."""
+        """Builds with one lie, and returns how the build ended."""
         before = lie.before if isinstance(lie, StoreLie) else "encoded"
         folder = self._folder / "told"
         shutil.copytree(self._folder / "own" / before, folder)
@@ -177,7 +177,10 @@ class Liar:
         )
 
     def _prepare(self, name: str, lines: list[str], *flags: str) -> None:
-        """The folders encoded, interrupted and finished of a corpus with some documents twice."""
+        """Makes the folders encoded, interrupted and finished of a corpus.
+
+        Some documents are twice in the corpus.
+        """
         home = self._folder / name
         (home / "text").mkdir(parents=True)
         for number in range(4):
@@ -209,7 +212,8 @@ class LyingGroupByKey(beam.PTransform):  # type: ignore[misc]
 
     def __init__(self, lie: RunnerLie, others: dict[bytes, list[bytes]]) -> None:
         super().__init__()
-        self._lie, self._others = lie, others
+        self._lie = lie
+        self._others = others
 
     def expand(self, pairs: beam.PCollection) -> beam.PCollection:  # noqa: D102
         return (
@@ -224,7 +228,10 @@ class LyingGroupByKey(beam.PTransform):  # type: ignore[misc]
 def tell_groups(
     gathered: tuple[bytes, Any], name: str, others: dict[bytes, list[bytes]]
 ) -> list[Group]:
-    """All groups of a shuffle after a lie; names of finished shards are left alone."""
+    """Returns all groups of a shuffle after a lie.
+
+    Nothing is changed in shuffles of other things than documents.
+    """
     groups = sorted(gathered[1])
     [lie] = [lie for lie in RUNNER_LIES if lie.name == name]
     is_of_documents = groups[0][0].startswith((b"train-", b"validation-"))
@@ -233,7 +240,7 @@ def tell_groups(
 
 @contextlib.contextmanager
 def _told(lie: Lie, folder: Path, other: Path, others: dict[bytes, list[bytes]]) -> Iterator[None]:
-    """While a lie is told."""
+    """Tells a lie while the context is open."""
     if isinstance(lie, StoreLie):
         lie.tell(folder, other)
         yield
@@ -263,7 +270,7 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def make_documents(count: int) -> list[str]:
-    """JSON lines of made-up documents, no two alike."""
+    """Returns JSON lines of made-up documents, of which no two are equal."""
     lines = []
     for number in range(count):
         rows = []
@@ -276,7 +283,7 @@ def make_documents(count: int) -> list[str]:
 
 
 def _group(folder: Path) -> dict[bytes, list[bytes]]:
-    """What an honest shuffle brings together."""
+    """Returns the groups that an honest shuffle makes: the chunks of each key."""
     tokens = Folder(str(folder / "tokens"))
     store = read_store(tokens)
     settings = BuildSettings(output=str(folder), num_buckets=4)
@@ -294,7 +301,12 @@ def _group(folder: Path) -> dict[bytes, list[bytes]]:
 
 
 def _run(*words: str) -> tuple[int, str]:
-    """A command's exit code and the last line of what it said; its progress is shown to nobody."""
+    """Runs a command without showing its output.
+
+    Returns:
+        The exit code, and the last line that was printed. Lines of progress do not count, unless
+        there are no others.
+    """
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         code = run_program("python -m pipeline", "", COMMANDS, list(words))

@@ -24,9 +24,17 @@ Fuzzer = Callable[[Mapping[str, Any], float, int], dict[str, int]]
 
 
 def run_sanitized(script: str, description: str, names: list[str], fuzz: Fuzzer) -> int:
-    """The main function of a fuzzer, which raises differences and counts its calls.
+    """Compiles modules with sanitizers, fuzzes them in a child process, and prints the result.
 
-    `script` is its `__file__`, `names` are those of its modules in pyproject.toml.
+    Args:
+        script: The `__file__` of the fuzzer.
+        description: The docstring of the fuzzer, for its help.
+        names: The names of its modules in pyproject.toml.
+        fuzz: Fuzzes the modules for some seconds with a seed. It counts its calls, and raises an
+            error if the modules differ from their definitions.
+
+    Returns:
+        The exit code.
     """
     parser = argparse.ArgumentParser(allow_abbrev=False, description=description.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60)
@@ -60,7 +68,7 @@ def run_sanitized(script: str, description: str, names: list[str], fuzz: Fuzzer)
 
 
 def _compile(name: str, path: Path) -> None:
-    """A module of pyproject.toml, by its sources and flags and the sanitizers."""
+    """Compiles a module with its sources and flags of pyproject.toml, and with the sanitizers."""
     modules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
         "ext-modules"
     ]

@@ -73,7 +73,7 @@ class Nodes:
         (folder / "environment").write_text(f"OMP_NUM_THREADS=1\nGLOO_SOCKET_IFNAME={LINK}\n")
 
     def arguments(self, command: str, output: str) -> list[str]:
-        """Of the trainer."""
+        """Returns the arguments of a command of the trainer."""
         config = ["--config", f"{self.folder}/run.yaml"] if command == "pretrain" else []
         return [
             "trainer",
@@ -98,7 +98,8 @@ class Nodes:
             "DS_ENV_FILE": f"{self.folder}/environment",
             "OMP_NUM_THREADS": "1",
         }
-        began, processes = time.monotonic(), []
+        began = time.monotonic()
+        processes = []
         for index, command in enumerate(commands):
             place = [] if name == "one node" else ["ip", "netns", "exec", list(NODES)[index]]
             own = environment | ({"GLOO_SOCKET_IFNAME": LINK} if place else {})
@@ -194,7 +195,10 @@ def _compare(nodes: Nodes) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _nodes(folder: Path) -> Iterator[Nodes]:
-    """Two namespaces joined by a wire; each has sshd under its own name, and keys for the other."""
+    """Makes two network namespaces, joined by a link.
+
+    Each namespace has an sshd under its own name, and accepts the key that the other one uses.
+    """
     daemons: list[subprocess.Popen[bytes]] = []
     _write_ssh(folder)
     try:
@@ -218,7 +222,7 @@ def _nodes(folder: Path) -> Iterator[Nodes]:
 
 
 def _write_ssh(folder: Path) -> None:
-    """A key, settings of both sides, and an `ssh` first on the PATH that uses them."""
+    """Writes a key, the settings of clients and servers, and a program `ssh` that uses them."""
     _do("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", f"{folder}/key")
     shutil.copy(folder / "key.pub", folder / "authorized_keys")
     (folder / "ssh_config").write_text(
