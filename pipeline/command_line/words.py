@@ -74,8 +74,9 @@ def parse_words(
 
     # A field with `fills` names a file of another format, whose settings are taken over here.
     for field in dataclasses.fields(settings_class):
-        if (fill := field.metadata.get("fills")) and given.get(field.name, Given(None, "")).value:
-            path = given[field.name].value
+        fill = field.metadata.get("fills")
+        path = given.get(field.name, Given(None, "")).value
+        if fill and path:
             given |= pkgutil.resolve_name(fill)(path, reader.in_files, reader.flags)
 
     if missing := missing_fields(settings_class, given):

@@ -19,7 +19,8 @@ from pipeline.command_line.values import convert, plain_node
 from trainer.engine.deepspeed_keys import ALIASES, KEYS, SECTIONS, SWITCHED, Key, Refused
 
 _ZERO = "zero_optimization"
-_TRUE, _FALSE = (True, 1, "1"), (False, 0, "0")
+_TRUE = (True, 1, "1")
+_FALSE = (False, 0, "0")
 _COMMENTS = ("_", "//", "#")
 """Beginnings of keys that hold a comment; no key of DeepSpeed begins like this."""
 _LONGEST_SHOWN = 60

@@ -153,7 +153,8 @@ def activation_bytes(case: Case) -> int:
     padding. With attention dropout it also keeps attention's matrix three times, and without it one
     more context.
     """
-    config, masks = case.config, 2 * (case.config.hidden_dropout > 0)
+    config = case.config
+    masks = 2 * (case.config.hidden_dropout > 0)
     a_unit: float = case.value_bytes * 16 + masks
     if case.is_cpu:
         matrix = 3 * config.num_heads * case.seq_len / config.hidden_size

@@ -119,7 +119,8 @@ def plan_phase(
         settings: Settings of the run.
     """
     masked = phase.seq_len * Case.masked_share
-    lengths, known = Lengths(phase.seq_len, phase.seq_len**2, masked), dict[str, Any]()
+    lengths = Lengths(phase.seq_len, phase.seq_len**2, masked)
+    known = dict[str, Any]()
     if mixture:
         dataset = main_of(mixture)[0].dataset
         shards = dataset.shards("train", phase.seq_len, 0)
@@ -130,8 +131,8 @@ def plan_phase(
         lengths = measure_lengths(read_block(dataset, shards[0], 0))
     if config.is_causal:
         lengths = replace(lengths, masked=lengths.tokens - 1)
-    elif shares := settings.mask_shares:
-        lengths = replace(lengths, masked=lengths.tokens * sum(shares) / 2)
+    elif settings.mask_shares:
+        lengths = replace(lengths, masked=lengths.tokens * sum(settings.mask_shares) / 2)
     flops = training_flops(config, lengths)
     micro_batches = count_micro_batches(phase, lengths, settings)
     return PhasePlan(
@@ -306,7 +307,8 @@ def describe_plan(settings: PlanSettings) -> Iterator[str]:
     vocab_size = main.dataset.manifest.vocab_size if main else _DEFAULT_VOCAB_SIZE
     config = settings.model_config(vocab_size)
     _check_batches(settings)
-    phases, size = plan_phases(settings, config, mixture), num_parameters(config)
+    phases = plan_phases(settings, config, mixture)
+    size = num_parameters(config)
     ranks = f"{settings.world_size} x {settings.gpu}"
     compiled = ", compiled" if settings.choice.is_compiled else ""
     precision = f"{settings.choice.precision}{compiled}"
@@ -320,10 +322,8 @@ def describe_plan(settings: PlanSettings) -> Iterator[str]:
     yield from _describe_wire(settings, config, phases)
     yield from _describe_hours(settings, config, mixture)
     yield from _describe_memory(settings, config, phases)
-    gigabytes, kept = (
-        checkpoint_bytes(size, settings.choice.precision) / 1e9,
-        settings.checkpoint.keep,
-    )
+    gigabytes = checkpoint_bytes(size, settings.choice.precision) / 1e9
+    kept = settings.checkpoint.keep
     yield f"checkpoints: {gigabytes:.2f} GB each, {kept or 'all'} kept"
     yield from _describe_reading(settings, phases)
 
@@ -332,19 +332,23 @@ def _describe_time(settings: PlanSettings, phases: Sequence[PhasePlan]) -> Itera
     """Yields a table of the phases, and the hours of the whole run."""
     yield "phase  length      steps      instances           tokens   epochs  PFLOP/step      hours"
     for number, each in enumerate(phases, start=1):
-        a_pass, a_step = each.instances_a_pass, each.phase.global_batch * each.flops / 1e15
+        a_pass = each.instances_a_pass
+        a_step = each.phase.global_batch * each.flops / 1e15
         yield (
             f"{number:5}  {each.phase.seq_len:6}  {each.phase.steps:9,}  {each.instances:13,}"
             f"  {each.tokens:15,.0f}  {f'{each.instances / a_pass:8.1f}' if a_pass else '       ?'}"
             f"  {a_step:10,.3f}  {_hours(each.seconds):>9}"
         )
-    if (epochs := settings.epochs) is not None:
+    epochs = settings.epochs
+    if epochs is not None:
         steps = " ".join(str(each.phase.steps) for each in phases)
         flags = f"pretrain --epochs {epochs:g}, or --steps {steps}"
         yield f"steps are those of {epochs:g} epochs: {flags}"
-    if (hours := settings.budget_hours) is not None:
+    hours = settings.budget_hours
+    if hours is not None:
         yield f"steps are shares of the budget of {hours:g} hours, which decides how many are made"
-    seconds, tokens = sum(each.seconds for each in phases), sum(each.tokens for each in phases)
+    seconds = sum(each.seconds for each in phases)
+    tokens = sum(each.tokens for each in phases)
     yield (
         f"time: at least {_hours(seconds)} hours, {_hours(seconds * settings.world_size)} GPU"
         f" hours; {tokens:,.0f} tokens, {tokens / seconds:,.0f} a second"
@@ -472,7 +476,8 @@ def _describe_memory(
         if {(settings.choice.precision, stage), (settings.optimizer.name, stage)} & refused:
             continue
         found = count_memory(memory_case(settings, config, phases, stage))
-        held, total = sum(found.held.values()) / 1e9, found.total / 1e9
+        held = sum(found.held.values()) / 1e9
+        total = found.total / 1e9
         chosen = "  <- zero_stage" if stage == settings.zero_stage else ""
         yield f"  {stage:4} {held:7.2f} {total - held:10.2f} {total:8.2f}{chosen}"
     found = count_memory(memory_case(settings, config, phases, settings.zero_stage))
@@ -494,7 +499,8 @@ def _describe_reading(settings: PlanSettings, phases: Sequence[PhasePlan]) -> It
     for number, each in enumerate(phases, start=1):
         if not each.stored_bytes:
             continue
-        length, passes = each.phase.seq_len, each.passes
+        length = each.phase.seq_len
+        passes = each.passes
         needed = -(-each.instances // each.instances_a_pass)
         rate = each.instances / each.seconds * each.stored_bytes / 1e6
         yield (
