@@ -137,7 +137,8 @@ def _refuse_equal_names(settings: FinetuneSettings) -> None:
     repeated = ", ".join(name for name, count in counts.items() if count > 1)
     if repeated:
         raise ValueError(
-            f"two files to be predicted are called {repeated}; rename one, or give them to two commands"
+            f"two files to be predicted are called {repeated}; rename one, or give them to two"
+            " commands"
         )
 
 
