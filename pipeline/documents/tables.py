@@ -262,9 +262,13 @@ def read_parquet_names(file_range: FileRange, storage_options: StorageOptions = 
 
 
 def read_arrow_names(file_range: FileRange, storage_options: StorageOptions = None) -> list[str]:
-    """Returns the names of the columns of an Arrow file, from the first message of its stream.
+    """Returns the names of the columns of an Arrow stream or file, from its first message.
 
-    The list is empty if the file is no stream. Its columns are checked when its rows are read.
+    The list is empty if a file of Arrow's file format does not hold a stream after its first bytes.
+    Its columns are then checked when its rows are read.
+
+    Raises:
+        ValueError: The file is neither an Arrow stream nor in Arrow's file format.
     """
     from pyarrow import ArrowInvalid, ipc
 

@@ -104,7 +104,7 @@ class InstanceDraws(NamedTuple):
     position_bits: int
 
     def keys(self, lengths: npt.NDArray[np.int64]) -> Keys:
-        """Returns the keys of instances. The first word of an instance's seed gives its first keys.
+        """Returns the keys of instances, which begin with the first word of each instance's seed.
 
         Args:
             lengths: [N] the number of tokens of each instance.

@@ -195,6 +195,6 @@ def _stat(pid: int) -> list[str]:
 def _arguments(pid: int) -> list[str]:
     """Returns the command line of a process; empty if there is no such process."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text().split("\0")[:-1]
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")[:-1]
     except OSError:
         return []

@@ -39,9 +39,9 @@ class Pieces(NamedTuple):
     ends: NDArray[np.int64]
 
     def find_span(self, start: int, end: int) -> tuple[int, int] | None:
-        """Returns the first and last piece that overlap the characters start to end - 1.
+        """Returns the indices of the first and last piece that overlap a range of characters.
 
-        The result is None if no piece overlaps them.
+        The range is from `start` to `end` - 1. The result is None if no piece overlaps it.
         """
         first = int(np.searchsorted(self.ends, start, side="right"))
         last = int(np.searchsorted(self.starts, end, side="left")) - 1
