@@ -27,6 +27,7 @@ from pipeline.shards.growing import PLAN, UNKNOWN_HASH
 from pipeline.shards.manifest import DOCUMENT_IDS, MANIFEST
 from pipeline.shards.records import Manifest, Shard, json_bytes
 from pipeline.shards.seal import Seal
+from pipeline.stages.block_spool import BlockSpool, open_block_spool
 from pipeline.stages.build_tokens import TokenStore
 from pipeline.stages.build_vocab import write_tokenizer
 from pipeline.stages.describe import describe_dataset
@@ -34,6 +35,8 @@ from pipeline.stages.publish import (
     SETTINGS,
     Built,
     PassPublisher,
+    list_places,
+    places_of,
     planned_groups,
     publish_dataset,
     read_records,
@@ -121,7 +124,8 @@ def make_shards(
 
     contents = _seal_buckets(inputs, buckets, folder)
     tasks = plan_tasks(buckets, settings.seq_lens, settings.passes, contents)
-    _build_missing(inputs, tasks, total_seal(contents), built, beam_arguments)
+    with open_block_spool() as spool:
+        _build_missing(inputs, tasks, total_seal(contents), built, spool, beam_arguments)
     return open_dataset(settings.output, settings.filesystem_options())
 
 
@@ -130,6 +134,7 @@ def _build_missing(
     tasks: Sequence[ShardTask],
     seal: Seal,
     built: Built,
+    spool: BlockSpool,
     beam_arguments: Sequence[str],
 ) -> None:
     """Builds the shards that are missing, and then publishes the whole dataset.
@@ -140,6 +145,7 @@ def _build_missing(
         seal: Seal of all documents.
         built: The shards of a finished dataset in the same folder, to which lengths or passes are
             added; empty if there is none.
+        spool: Receives the block tables of all other shards.
         beam_arguments: The user's arguments for Beam.
 
     Raises:
@@ -148,20 +154,21 @@ def _build_missing(
     folder = inputs.settings.open_output()
     manifest = inputs.describe([], seal)
     settings_hash = manifest.settings_hash
-    built = _find_finished(folder, tasks, built, settings_hash)
+    built = _find_finished(folder, tasks, built, settings_hash, spool)
     missing = _not_in(built, tasks)
     write_tokenizer(folder, inputs.vocabulary, inputs.settings.word_rule)
     groups = planned_groups(tasks, built)
     plan = dataclasses.replace(manifest, groups=groups, root_hash=UNKNOWN_HASH)
     folder.write(PLAN, plan.to_json())
     # A worker would take a shard that is lost or cut short as finished if its record stayed.
-    folder.remove(sorted({record_name(task.name) for task in missing} & folder.list().keys()))
+    records = {record_name(task.name) for task in missing}
+    folder.remove(sorted(records & list_places(folder, places_of(records)).keys()))
 
-    publisher = PassPublisher(folder, tasks, built, settings_hash)
+    publisher = PassPublisher(folder, tasks, built, settings_hash, spool)
     _run_job(inputs, missing, len(tasks), settings_hash, publisher, beam_arguments)
 
     built = built | publisher.built
-    built |= read_records(folder, _not_in(built, missing), settings_hash)
+    built |= read_records(folder, _not_in(built, missing), settings_hash, spool)
     built = _without_lost(folder, built, [task.name for task in tasks])
     _refuse_lost(_not_in(built, tasks), len(tasks))
     shards = [shard for shard, _ in built.values()]
@@ -170,7 +177,11 @@ def _build_missing(
 
 
 def _find_finished(
-    folder: Folder, tasks: Sequence[ShardTask], built: Built, settings_hash: str
+    folder: Folder,
+    tasks: Sequence[ShardTask],
+    built: Built,
+    settings_hash: str,
+    spool: BlockSpool,
 ) -> Built:
     """Returns the shards that need not be built.
 
@@ -182,10 +193,11 @@ def _find_finished(
         tasks: All shards of the dataset.
         built: The shards of a finished dataset; empty if there is none.
         settings_hash: Hash of the dataset's settings.
+        spool: Receives the block tables of the shards whose records are read.
     """
     seals = {task.name: task.contents.seal for task in tasks}
     finished = {name: row for name, row in built.items() if seals.get(name) in (None, row[0].seal)}
-    return finished | read_records(folder, _not_in(finished, tasks), settings_hash)
+    return finished | read_records(folder, _not_in(finished, tasks), settings_hash, spool)
 
 
 def _run_job(
@@ -384,8 +396,9 @@ def _without_lost(folder: Folder, built: Built, names: Iterable[str]) -> Built:
         built: The shards.
         names: The shards to look at. Others stay, whatever is in the folder.
     """
-    files = folder.list() if built else {}
-    lost = {name for name in names if name in built and files.get(name) != built[name][0].num_bytes}
+    looked_at = [name for name in names if name in built]
+    files = list_places(folder, places_of(looked_at))
+    lost = {name for name in looked_at if files.get(name) != built[name][0].num_bytes}
     return {name: row for name, row in built.items() if name not in lost}
 
 

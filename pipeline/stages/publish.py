@@ -1,9 +1,8 @@
 """Makes shards readable: each pass when it is complete, and in the end the whole dataset.
 
 To publish a pass or a dataset is to write its tables, without which its shards cannot be found.
-Memory holds the rows of all shards, but not their block tables. These are read again from the
-records of the shards when they are written, since 76 million blocks of 80,000 shards would take
-3 GB.
+Each shard's record is read once. Memory holds the rows of all shards. Their block tables wait on
+this machine's disk (pipeline.stages.block_spool) until they are published.
 """
 
 import dataclasses
@@ -11,8 +10,7 @@ import hashlib
 import re
 import tempfile
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from pipeline.jobs.exchange import ShardTask
@@ -20,7 +18,6 @@ from pipeline.jobs.shard_records import (
     ShardRecord,
     accept_record,
     format_record,
-    read_record,
     record_name,
 )
 from pipeline.shards.block_tables import write_blocks
@@ -36,6 +33,7 @@ from pipeline.shards.manifest import (
 )
 from pipeline.shards.records import BlockTable, Group, Manifest, Shard, json_bytes
 from pipeline.shards.table_checks import SPLITS
+from pipeline.stages.block_spool import BlockSpool
 from pipeline.storage.ahead import map_ahead
 from pipeline.storage.folder import Folder
 from pipeline.storage.local import find_temporaries
@@ -44,6 +42,8 @@ from pipeline.storage.terminal import say
 SETTINGS = f"{RECORDS}/settings.json"
 _SPLIT = f"(?:{'|'.join(SPLITS)})"
 _OF_A_BUILD = re.compile(rf"{_SPLIT}/L\d+/pass-\d+/(?:shard-\d+\.tar|pass\.json)|{RECORDS}/.*")
+_LISTED_AT_ONCE = 8
+"""Folders of passes that are listed at the same time; each may have 65,536 files."""
 Built = dict[str, tuple[Shard, Callable[[], BlockTable]]]
 """Shards that are there, by their names: the row of each, and a function that reads its blocks."""
 
@@ -58,7 +58,12 @@ class PassPublisher:
     """
 
     def __init__(
-        self, folder: Folder, tasks: Sequence[ShardTask], built: Built, settings_hash: str
+        self,
+        folder: Folder,
+        tasks: Sequence[ShardTask],
+        built: Built,
+        settings_hash: str,
+        spool: BlockSpool,
     ) -> None:
         """Withdraws the passes that an earlier job published and that now lack shards.
 
@@ -67,10 +72,12 @@ class PassPublisher:
             tasks: All shards of the dataset.
             built: The shards that are finished.
             settings_hash: Hash of the dataset's settings.
+            spool: Receives the block tables of shards that the job finishes.
         """
         self.built = dict(built)
         self._folder = folder
         self._settings_hash = settings_hash
+        self._spool = spool
         self._unfinished = {task.name for task in tasks if task.name not in built}
         self._num_missing = len(self._unfinished)
         self._tasks = {task.name: task for task in tasks}
@@ -87,17 +94,14 @@ class PassPublisher:
         Returns:
             How many of the shards that were missing at the start are finished.
         """
-        files = (self._folder / RECORDS).list()
-        self._unfinished = {
-            name
-            for name in self._unfinished
-            if record_name(name).removeprefix(f"{RECORDS}/") not in files
-        }
+        places = [f"{RECORDS}/{place}" for place in places_of(self._unfinished)]
+        files = list_places(self._folder, places)
+        self._unfinished = {name for name in self._unfinished if record_name(name) not in files}
         for place, names in list(self._waiting.items()):
             if names & self._unfinished:
                 continue
             tasks = [self._tasks[name] for name in sorted(names - self.built.keys())]
-            self.built |= read_records(self._folder, tasks, self._settings_hash, place)
+            self.built |= read_records(self._folder, tasks, self._settings_hash, self._spool)
             if self.built.keys() >= names:
                 self._publish(sorted(names))
                 del self._waiting[place]
@@ -111,8 +115,31 @@ class PassPublisher:
         publish_pass(self._folder, list(zip(shards, tables, strict=True)), self._settings_hash)
 
 
+def list_places(folder: Folder, places: Iterable[str]) -> dict[str, int]:
+    """Returns the size in bytes of every file in some folders of a dataset, by its name.
+
+    Several folders are listed at the same time. A store answers with 1,000 names per request, so a
+    dataset of 655,360 shards has 656 requests, one after another if it is listed as a whole.
+
+    Args:
+        folder: The folder of the dataset, to which the names are relative.
+        places: The folders, such as "train/L128/pass-00". One that does not exist has no files.
+    """
+    places = list(places)
+    listings = map_ahead(lambda place: (folder / place).list(), places, _LISTED_AT_ONCE)
+    sizes: dict[str, int] = {}
+    for place, listing in zip(places, listings, strict=True):
+        sizes |= {f"{place}/{name}": num_bytes for name, num_bytes in listing.items()}
+    return sizes
+
+
+def places_of(names: Iterable[str]) -> list[str]:
+    """Returns the folders of the passes that some shards belong to, sorted."""
+    return sorted({name.rpartition("/")[0] for name in names})
+
+
 def read_records(
-    folder: Folder, tasks: Sequence[ShardTask], settings_hash: str, place: str = ""
+    folder: Folder, tasks: Sequence[ShardTask], settings_hash: str, spool: BlockSpool
 ) -> Built:
     """Returns the shards of the tasks that are finished.
 
@@ -123,41 +150,23 @@ def read_records(
         folder: The folder of the dataset.
         tasks: The shards to look for.
         settings_hash: Hash of the dataset's settings.
-        place: A folder in the dataset that has the shards of all the tasks, such as
-            "train/L128/pass-00". Only this folder is listed. If it is empty, the whole dataset is
-            listed.
+        spool: Receives the block tables of the finished shards.
     """
-    prefix = f"{place}/" if place else ""
-    shards_folder = folder / place if place else folder
-    records_folder = folder / RECORDS / place if place else folder / RECORDS
-    shard_sizes = shards_folder.list()
-    record_sizes = records_folder.list()
-    by_name = {task.name.removeprefix(prefix): task for task in tasks}
-    names = [name for name in by_name if name in shard_sizes and f"{name}.json" in record_sizes]
-    contents = records_folder.read_each([f"{name}.json" for name in names], record_sizes)
+    places = places_of(task.name for task in tasks)
+    shard_sizes = list_places(folder, places)
+    record_sizes = list_places(folder, [f"{RECORDS}/{place}" for place in places])
+    present = [
+        task
+        for task in tasks
+        if task.name in shard_sizes and record_name(task.name) in record_sizes
+    ]
+    contents = folder.read_each([record_name(task.name) for task in present], record_sizes)
     built: Built = {}
-    for name, data in zip(names, contents, strict=True):
-        task = by_name[name]
+    for task, data in zip(present, contents, strict=True):
         record = accept_record(data, task, settings_hash)
-        if record is not None and record.shard.num_bytes == shard_sizes[name]:
-            read_again = partial(_read_blocks, folder, task, settings_hash)
-            built[record.shard.name] = (record.shard, read_again)
+        if record is not None and record.shard.num_bytes == shard_sizes[task.name]:
+            built[task.name] = (record.shard, spool.keep(record.blocks))
     return built
-
-
-def _read_blocks(folder: Folder, task: ShardTask, settings_hash: str) -> BlockTable:
-    """Reads where the blocks of a finished shard are, from its record.
-
-    Raises:
-        ValueError: The record is gone or not valid any more.
-    """
-    record = read_record(folder, task, settings_hash)
-    if record is None:
-        raise ValueError(
-            f"{folder.locate(record_name(task.name))} is gone or damaged since it was read;"
-            " run the same command again"
-        )
-    return record.blocks
 
 
 def planned_groups(tasks: Sequence[ShardTask], built: Built) -> tuple[Group, ...]:
@@ -225,11 +234,12 @@ def remove_leftovers(folder: Folder) -> None:
     """Removes the records of a published dataset, and temporary files that killed writers left.
 
     The plan is removed even if the store does not list it, because readers take it as a sign that
-    the build is still at work.
+    the build is still at work. Only local disks are searched for temporary files: a store has none,
+    and the many files of a large dataset need not be listed there.
     """
-    files = folder.list()
-    records = [name for name in files if name.startswith(f"{RECORDS}/")]
-    folder.remove(sorted({*records, *find_temporaries(files), PLAN, SETTINGS}))
+    records = [f"{RECORDS}/{name}" for name in (folder / RECORDS).list()]
+    temporaries = find_temporaries(folder.list()) if folder.is_local else []
+    folder.remove(sorted({*records, *temporaries, PLAN, SETTINGS}))
 
 
 def remove_unfinished(folder: Folder) -> None:
@@ -238,9 +248,10 @@ def remove_unfinished(folder: Folder) -> None:
     Nothing is removed if there is a manifest, which means that the dataset is finished, or if there
     are no records.
     """
+    if not (folder / RECORDS).list():
+        return
     files = folder.list()
-    has_records = any(name.startswith(f"{RECORDS}/") for name in files)
-    if has_records and MANIFEST not in files:
+    if MANIFEST not in files:
         names = [name for name in files if _OF_A_BUILD.fullmatch(name)]
         say(f"{folder.url}: the unfinished build there, {len(names):,} files, begins again")
         folder.remove(names)

@@ -33,7 +33,14 @@ def test_the_smallest_number_that_bounds_memory(documents, total_bytes, expected
 
 @pytest.mark.parametrize(
     ("total_bytes", "expected"),
-    [(2**39, 4096), (2**39 + 1, 8192), (5 * 10**12, 65_536), (10**14, 65_536)],
+    [
+        (2**39, 4096),
+        (2**39 + 1, 8192),
+        (10**12, 8192),
+        (5 * 10**12, 65_536),
+        (8 * 10**12, 65_536),
+        (10**14, 65_536),
+    ],
 )
 def test_large_corpora_have_more_buckets_than_4096(total_bytes, expected):
     assert num_prefixes(total_bytes) == 65_536

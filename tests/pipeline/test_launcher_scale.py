@@ -30,8 +30,8 @@ def test_requests_and_descriptions_stay_within_their_bounds(stages):
     indexed, published = (stages[name].requests for name in (
         "index the token parts", "seal the buckets, publish the shards"))  # fmt: skip
     assert 2 * num_parts < indexed < 2 * num_parts + 20, "a record and an index of each part"
-    assert indexed - 20 + published < 3 * num_parts + 4 * num_shards + 600, (
-        "once more each index; each record four times"
+    assert indexed - 20 + published < 3 * num_parts + 2 * num_shards + 300, (
+        "once more each index; each record is read once and removed once"
     )
     table = launcher_scale.format_table(list(stages.values()))
     assert table.count("\n") == 1 + len(stages) == 7
