@@ -6,9 +6,13 @@ that id, and refuses to start a second job that would write the same files. A jo
 processes of this machine has no id: it ends with its launcher.
 """
 
+import argparse
 import contextlib
 import json
 import socket
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import apache_beam as beam
@@ -28,7 +32,99 @@ NO_STAGE_TIMEOUT = "--job_server_timeout=10000000"
 _ANSWER_SECONDS = 20.0
 RECORD = "running-job.json"
 """Names the job that writes into a folder. Removed when the launcher has seen the job's end."""
+_WAIT_SECONDS = 30.0
 _ENDED = {"DONE", "FAILED", "CANCELLED", "UPDATED", "DRAINED"}
+
+
+class RunningJobOptions(PipelineOptions):  # type: ignore[misc]
+    """Beam's options of our own, which a user gives after `--` like the others."""
+
+    @classmethod
+    def _add_argparse_args(cls, parser: argparse.ArgumentParser) -> None:
+        """Adds the option; Beam calls this."""
+        parser.add_argument(
+            "--running_job",
+            choices=("refuse", "wait"),
+            default="refuse",
+            help=(
+                "What a launcher does if a job of an earlier launcher, which is gone, is still at"
+                " work in the same output: refuse to start, or wait for its end and continue."
+            ),
+        )
+
+
+@dataclass(frozen=True)
+class EarlierJob:
+    """The job that a file in a folder names as being at work there.
+
+    Attributes:
+        job: The runner's id of the job.
+        began: When it was submitted, in ISO format.
+    """
+
+    job: str
+    began: str
+
+    def describe(self, options: PipelineOptions) -> str:
+        """Returns words that name the job in a message, with the page that shows it if known."""
+        page = _page(options, self.job)
+        return f"job {self.job}{page}, begun at {self.began} by a launcher that is gone,"
+
+
+def wait_for_running_jobs(folders: Iterable[Folder], beam_arguments: Sequence[str]) -> None:
+    """Waits until no job of an earlier launcher is at work in some folders, if the user says so.
+
+    With `--running_job=wait`, a launcher that was lost and started again, perhaps on another
+    machine, takes up its work: it uses what the job has finished. This must be called before
+    it is decided what is still to be done. Without the option it does nothing, and `Job.run`
+    refuses to start.
+
+    Args:
+        folders: The folders that jobs of the build write into.
+        beam_arguments: The user's arguments for Beam.
+
+    Raises:
+        ValueError: A file that names a job is damaged.
+    """
+    options = PipelineOptions(list(beam_arguments))
+    if options.view_as(RunningJobOptions).running_job != "wait":
+        return
+    for folder in folders:
+        earlier = _read_record(folder)
+        said = ""
+        while earlier is not None:
+            state = _ask_state(options, earlier.job)
+            is_unknown = (
+                not state and not said
+            )  # a runner that answered once may fail to for a while
+            if is_unknown or state in _ENDED:
+                break
+            if state and state != said:
+                where = earlier.describe(options)
+                say(f"{folder}: {where} is {state}: waiting for its end", is_aside=True)
+                said = state
+            time.sleep(_WAIT_SECONDS)
+
+
+def _read_record(folder: Folder) -> EarlierJob | None:
+    """Reads which job an earlier launcher has begun in a folder and not seen the end of.
+
+    Returns:
+        The job; None if there is none.
+
+    Raises:
+        ValueError: The file that names it is damaged.
+    """
+    try:
+        record = json.loads(folder.read(RECORD))
+        return EarlierJob(str(record["job"]), str(record["began"]))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(
+            f"{folder.locate(RECORD)} is damaged: it named a job that may still be at work"
+            " here; make sure that none is, and remove it"
+        ) from error
 
 
 class Job:
@@ -73,31 +169,23 @@ class Job:
     def _look_for_another(self, options: PipelineOptions) -> None:
         """Refuses to go on if a job of an earlier launcher still writes to the folder.
 
-        A launcher that was killed leaves a file with the id of its job. The runner is asked for the
-        state of that job. If it does not tell the state, the user is only warned.
+        If the runner does not tell the state of that job, the user is only warned.
 
         Raises:
-            ValueError: The job is still at work, or the file is damaged.
+            ValueError: The job is still at work, or the file that names it is damaged.
         """
-        try:
-            record = json.loads(self.folder.read(RECORD))
-            job = str(record["job"])
-            began = str(record["began"])
-        except FileNotFoundError:
+        earlier = _read_record(self.folder)
+        if earlier is None:
             return
-        except (ValueError, TypeError, KeyError, RecursionError) as error:
-            raise ValueError(
-                f"{self.folder.locate(RECORD)} is damaged: it named a job that may still be at work"
-                " here; make sure that none is, and remove it"
-            ) from error
-        state = _ask_state(options, job)
+        state = _ask_state(options, earlier.job)
         if state in _ENDED:
             return
-        where = f"job {job}{_page(options, job)}, begun at {began} by a launcher that is gone,"
+        where = earlier.describe(options)
         if state:
             raise ValueError(
                 f"{self.folder}: {where} is {state} and writes here; cancel it where the runner"
-                " shows it, or wait until it has ended, then run this command again"
+                " shows it, or give --running_job=wait after --, which waits for its end; then"
+                " run this command again"
             )
         unknown = "this runner does not know it; cancel it where it runs"
         self._say(f"{where} may still be at work here: {unknown}")

@@ -29,6 +29,7 @@ from pipeline.inspect.summary import (
     write_report,
 )
 from pipeline.inspect.validation import format_validation, measure_validation
+from pipeline.jobs.remote_job import wait_for_running_jobs
 from pipeline.machine import num_cores
 from pipeline.settings import OF_A_SOURCE, BuildSettings, describe_changes
 from pipeline.shards.dataset import Dataset
@@ -41,7 +42,7 @@ from pipeline.stages.build_tokens import (
     read_store,
     store_settings,
 )
-from pipeline.stages.build_vocab import prepare_vocabulary
+from pipeline.stages.build_vocab import COUNTING, prepare_vocabulary
 from pipeline.stages.choose_documents import choice_content
 from pipeline.stages.corpus import (
     DELIVERED,
@@ -100,7 +101,7 @@ def run_build(
         return
     _say_what_is_slow()
     open_task_texts(settings)  # so that a bad file is found before a vocabulary is learned
-    with _writing(settings):
+    with _writing(settings, beam_arguments):
         _say_what_is_one_document(corpus)
         vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
         seconds["vocabulary"] = time.perf_counter() - began
@@ -121,7 +122,7 @@ def run_vocab(
 ) -> None:
     """Runs `python -m pipeline vocab`: makes the vocabulary. Arguments are those of `run_build`."""
     corpus = corpus or find_corpus(settings)
-    with _writing(settings):
+    with _writing(settings, beam_arguments):
         vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
     say(f"{len(vocabulary)} entries in {settings.output}/{VOCAB}")
 
@@ -135,7 +136,7 @@ def run_tokens(
     """
     corpus = corpus or find_corpus(settings)
     open_task_texts(settings)
-    with _writing(settings):
+    with _writing(settings, beam_arguments):
         vocabulary = prepare_vocabulary(settings, corpus.files, corpus.parts, beam_arguments)
         store = make_tokens(settings, vocabulary, corpus.parts, beam_arguments)
         _write_overlaps(settings, store)
@@ -166,7 +167,7 @@ def run_shards(settings: BuildSettings, beam_arguments: Sequence[str]) -> Datase
         read_store(folder)  # raises an error if there is none, before anything is written
     where = f"{settings.output}/{VOCAB}"
     vocabulary = parse_vocab(read_present(settings.open_output(), VOCAB, _NO_VOCABULARY), where)
-    with _writing(settings, only_reads_tokens=not is_delivered):
+    with _writing(settings, beam_arguments, only_reads_tokens=not is_delivered):
         if is_delivered:
             store = index_delivered(settings, vocabulary, beam_arguments)
         else:
@@ -202,24 +203,30 @@ def _refuse_other_tokens(
 
 
 @contextlib.contextmanager
-def _writing(settings: BuildSettings, *, only_reads_tokens: bool = False) -> Iterator[None]:
+def _writing(
+    settings: BuildSettings, beam_arguments: Sequence[str], *, only_reads_tokens: bool = False
+) -> Iterator[None]:
     """Locks the output and the folder of encoded documents during the body of the `with` statement.
 
     No other build can then write to the same local folders. Object stores have no locks. If two
     builds write to the same folder of a store, one of them finds other files than its counts and
     seals say, and ends with an error.
 
+    If the user wants to wait for a job of an earlier launcher, that is done before the body.
+
     During the body, temporary files of this process and its workers are in a folder of their own
     (`scratch_folder`).
 
     Args:
         settings: Settings of the build, which name both folders.
+        beam_arguments: The user's arguments for Beam.
         only_reads_tokens: Whether the folder of encoded documents is only read, which several
             builds may do at once.
 
     Raises:
         FileExistsError: Another build writes to one of the folders.
-        ValueError: The output cannot be written to, which is found before any work is done.
+        ValueError: The output cannot be written to, which is found before any work is done. Or the
+            file that names a running job is damaged.
     """
     output = settings.open_output()
     tokens = settings.open_tokens()
@@ -240,6 +247,7 @@ def _writing(settings: BuildSettings, *, only_reads_tokens: bool = False) -> Ite
             )
             stack.enter_context(lock)
         stack.enter_context(scratch_folder(output.locate()))
+        wait_for_running_jobs([output / COUNTING, tokens, output], beam_arguments)
         yield
 
 

@@ -55,7 +55,8 @@ _FILES = "files"  # sizes of the input files, only for messages
 _SHA256 = "vocab_txt_sha256"  # hash of the vocabulary that was made
 _REMEDY = f"delete {ORIGIN} beside it and run the same command again, which makes the vocabulary"
 _MOST_FILES = 10_000  # with more, vocab.json does not list them
-_COUNTING = "_words"  # a folder in the output, for the files of the vocabulary job
+COUNTING = "_words"
+"""A folder in the output, for the files of the vocabulary job."""
 
 
 def prepare_vocabulary(
@@ -384,7 +385,7 @@ def _count_words(
     settings: BuildSettings, parts: Sequence[Part], output: Folder, beam_arguments: Sequence[str]
 ) -> _CountedWords:
     """Runs the vocabulary job, which counts the words in a sample of the input."""
-    folder = output / _COUNTING
+    folder = output / COUNTING
     sample = choose_sample(parts)
     num_bits = {part.key: bits for part, bits in sample.items() if bits}
     factors = count_factors([source.millionths for source in settings.corpus])
@@ -408,4 +409,4 @@ def _count_words(
 
 def _remove_counting(folder: Folder) -> None:
     """Removes the files of the vocabulary job from the folder of a dataset."""
-    folder.remove([f"{_COUNTING}/{name}" for name in (folder / _COUNTING).list()])
+    folder.remove([f"{COUNTING}/{name}" for name in (folder / COUNTING).list()])

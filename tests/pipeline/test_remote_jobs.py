@@ -14,7 +14,8 @@ from apache_beam.runners.runner import PipelineResult, PipelineRunner
 from tqdm import tqdm
 
 from pipeline.interrupts import Interrupted
-from pipeline.jobs.remote_job import RECORD, Job
+from pipeline.jobs import remote_job
+from pipeline.jobs.remote_job import RECORD, Job, wait_for_running_jobs
 from pipeline.jobs.run_beam import WORKER_LOG, Outputs, Progress, pipeline_options, run_graph
 from pipeline.storage.folder import Folder
 
@@ -163,6 +164,46 @@ def test_a_job_of_a_launcher_that_is_gone_is_seen(job_server, tmp_path, monkeypa
     assert f"job job-5, {began}, {unknown}" in capfd.readouterr().err
     (tmp_path / RECORD).write_text("{")
     assert f"{RECORD} is damaged" in said()
+
+
+def test_a_launcher_that_is_started_again_waits_for_the_job_of_the_lost_one(
+    job_server, tmp_path, monkeypatch, capfd
+):
+    service, endpoint = job_server
+    record = json.dumps({"job": "job-6", "began": "2026-01-02T03:04:05+00:00"})
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / RECORD).write_text(record)
+    folders = [Folder(str(tmp_path / name)) for name in ("_words", "tokens")]
+    states = [job_api.JobState.RUNNING, job_api.JobState.CANCELLING, job_api.JobState.DONE]
+    waits = []
+
+    def pause(seconds):
+        waits.append(seconds)
+        service.state = states[len(waits)]
+
+    monkeypatch.setattr(remote_job.time, "sleep", pause)
+    wait_for_running_jobs(folders, [endpoint])
+    assert waits == [], "only if the user says so"
+    given = ["--runner=PortableRunner", "--running_job=wait", endpoint]
+    wait_for_running_jobs(folders, given)
+    assert waits == [30.0, 30.0]
+    said = capfd.readouterr().err.splitlines()
+    where = f"{tmp_path}/tokens: job job-6, begun at 2026-01-02T03:04:05+00:00"
+    ends = [line.rpartition(" is ")[2] for line in said if line.startswith(where)]
+    assert ends == ["RUNNING: waiting for its end", "CANCELLING: waiting for its end"]
+    (tmp_path / "tokens" / RECORD).write_text(record.replace("job-6", "job-5"))
+    wait_for_running_jobs(folders, given)
+    assert len(waits) == 2, "no job that the runner knows"
+    assert options_of(*given[1:]).get_all_options()["running_job"] == "wait"
+
+
+def test_a_runner_that_fails_to_answer_for_a_while_is_asked_again(tmp_path, monkeypatch):
+    (tmp_path / RECORD).write_text(json.dumps({"job": "job-6", "began": "yesterday"}))
+    states = ["RUNNING", "", "", "DONE"]
+    monkeypatch.setattr(remote_job, "_ask_state", lambda *_: states.pop(0))
+    monkeypatch.setattr(remote_job.time, "sleep", lambda _: None)
+    wait_for_running_jobs([Folder(str(tmp_path))], ["--running_job=wait"])
+    assert states == []
 
 
 def test_dataflows_page_of_a_job_is_printed(tmp_path, monkeypatch, capfd):
