@@ -1,6 +1,7 @@
 """Builds killed from outside, and what killed writers leave."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -18,15 +19,21 @@ from tests.stores.conftest import ROOT, root_hash
 pytestmark = pytest.mark.engines
 
 
-def test_a_build_on_s3_killed_between_shards_goes_on(
-    corpus, local, pipeline, build_arguments, s3, tmp_path
+def test_a_build_on_s3_killed_between_shards_goes_on_from_another_machine(
+    corpus, local, pipeline, build_arguments, s3, tmp_path, monkeypatch
 ):
+    """All that the first launcher had on its own disk is gone: home, TMPDIR, working folder."""
     store, options = fsspec.filesystem("s3", **s3), tmp_path / "s3.json"
     options.write_text(json.dumps(s3))
     folders = f"--input {corpus} --output s3://corpus/killed --storage_options @{options}".split()
     command = [sys.executable, "-m", "pipeline", "build", "--workers", "2"]
     words = [*command, *folders, *map(str, build_arguments)]
-    process = subprocess.Popen(words, cwd=ROOT, stderr=subprocess.DEVNULL, start_new_session=True)
+    places = own_places(tmp_path / "first")
+    environment = os.environ | {"PYTHONPATH": str(ROOT), **places}
+    cwd, quiet = places["HOME"], subprocess.DEVNULL
+    process = subprocess.Popen(
+        words, cwd=cwd, env=environment, stderr=quiet, start_new_session=True
+    )
     try:
         began = time.monotonic()
         while not (finished := records_of(store)):
@@ -36,6 +43,13 @@ def test_a_build_on_s3_killed_between_shards_goes_on(
     finally:
         kill_session(process.pid)
         process.wait()
+    assert list((tmp_path / "first/tmp").iterdir()), "the first launcher kept files there"
+    shutil.rmtree(tmp_path / "first")
+    places = own_places(tmp_path / "second")
+    for name, place in places.items():
+        monkeypatch.setenv(name, place)
+    monkeypatch.setattr("tempfile.tempdir", places["TMPDIR"])
+    monkeypatch.chdir(places["HOME"])
     before = {name: store.info(name)["LastModified"] for name in finished}
     assert pipeline("build", *folders) == 0
     store.invalidate_cache()
@@ -43,6 +57,14 @@ def test_a_build_on_s3_killed_between_shards_goes_on(
     assert root_hash("s3://corpus/killed", s3) == root_hash(local)
     there = {name.removeprefix("corpus/killed/") for name in store.find("corpus/killed")}
     assert there == files_of(local)
+
+
+def own_places(folder):
+    """A home and a folder for temporary files, by the variables that name them."""
+    places = {"HOME": folder / "home", "TMPDIR": folder / "tmp"}
+    for place in places.values():
+        place.mkdir(parents=True)
+    return {name: str(place) for name, place in places.items()}
 
 
 def files_of(folder):
