@@ -23,8 +23,12 @@ from pathlib import Path
 
 from scripts.checkout import ROOT, make_parser
 
-JOB_SERVER_BEAM = "2.62.0"
-"""The newest of which Maven Central has both job servers' libraries; Python's is newer."""
+JOB_SERVER_BEAM = os.environ.get("BEAMBERT_JOB_SERVER_BEAM") or "2.62.0"
+"""Beam's version of the job servers; the variable names another one.
+
+2.62.0 is the newest version of which Maven has all libraries where the tests run. docs/runners.md
+has its answer for 2.77.0.
+"""
 FLINK = "1.19.3"
 SPARK = "3.5.9"
 PRISM = "v2.77.0"
