@@ -6,9 +6,11 @@
 # Workers install this checkout (--setup_file), which takes minutes on each. Either of these has it installed already:
 #   IMAGE=REGISTRY/beambert-worker:1    an image made from scripts/docker/beam-worker.Dockerfile
 #   PREBUILD=REGISTRY                   Cloud Build makes one and puts it there, at the first job
+# Who the workers are, if not the project's default account:
+#   SERVICE_ACCOUNT=beambert@P.iam.gserviceaccount.com
 # What the service may take, where it should not choose:
 #   MACHINE_TYPE=n2-standard-4  DISK_GB=50  MAX_WORKERS=100
-#   FLEXIBLE=1                          cheaper workers, which may start up to six hours later and be taken away
+#   FLEXIBLE=1                          cheaper workers, which may be taken away; EACH job may start up to six hours later
 # DRY_RUN=1 prints the command instead of running it. Beam options after -- come last and win.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -37,6 +39,7 @@ else
     beam+=(--setup_file=./pyproject.toml)
     [ -z "${PREBUILD:-}" ] || beam+=(--prebuild_sdk_container_engine=cloud_build "--docker_registry_push_url=$PREBUILD")
 fi
+[ -z "${SERVICE_ACCOUNT:-}" ] || beam+=("--service_account_email=$SERVICE_ACCOUNT")
 [ -z "${MACHINE_TYPE:-}" ] || beam+=("--machine_type=$MACHINE_TYPE")
 [ -z "${DISK_GB:-}" ] || beam+=("--disk_size_gb=$DISK_GB")
 [ -z "${MAX_WORKERS:-}" ] || beam+=("--max_num_workers=$MAX_WORKERS")

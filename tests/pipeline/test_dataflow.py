@@ -10,6 +10,7 @@ import os
 
 import apache_beam as beam
 import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.pipeline_context import PipelineContext
@@ -26,13 +27,21 @@ from pipeline.stages.build_shards import instance_rule
 from pipeline.stages.build_tokens import tokens_rule
 from pipeline.tokens.buckets import BucketContents, plan_buckets
 from pipeline.tokens.token_index import TokenParts
+from pipeline.transforms import WriteTokens
 from tokenizer.vocab import parse_vocab
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Google's clients warn of their own dependencies
 
-ARGUMENTS = """--runner=DataflowRunner --project=some-project --region=us-central1 --dry_run=true
---temp_location=gs://some-bucket/tmp --staging_location=gs://some-bucket/staging
---sdk_container_image=gcr.io/some-project/worker:1 --sdk_location=container"""
+PLACE = [
+    "--runner=DataflowRunner",
+    "--project=some-project",
+    "--region=us-central1",
+    "--dry_run=true",
+    "--temp_location=gs://some-bucket/tmp",
+    "--staging_location=gs://some-bucket/staging",
+]
+IMAGE = ["--sdk_container_image=gcr.io/some-project/worker:1", "--sdk_location=container"]
+WHEEL = "beambert-0.1.0-py3-none-any.whl"
 NUM_PARTS, NUM_BUCKETS = 1000, 1024
 
 
@@ -53,18 +62,9 @@ def translated(request, client, vocab_file):
 
 
 def translate(job, vocab_file, monkeypatch):
-    gcs = pytest.importorskip("apache_beam.io.gcp.gcsio")
-    runner = pytest.importorskip("apache_beam.runners.dataflow.dataflow_runner")
-
-    def refuse(*_):
-        raise ConnectionRefusedError("this test has no network")
-
-    monkeypatch.setattr("apache_beam.internal.gcp.auth.get_service_credentials", lambda _: None)
-    monkeypatch.setattr("socket.socket.connect", refuse)
-    monkeypatch.setattr(gcs.GcsIO, "is_soft_delete_enabled", lambda *_: False)
     settings = BuildSettings("gs://some-bucket/data", ["gs://some-bucket/text/*.jsonl"])
     vocabulary = parse_vocab(vocab_file.read_bytes(), "vocab.txt")
-    options = pipeline_options(settings.workers, ARGUMENTS.split(), 4)
+    options = pipeline_options(settings.workers, [*PLACE, *IMAGE], 4)
     pipeline = beam.Pipeline(options=options)
     if job == "tokens":
         urls = [f"gs://some-bucket/text/{n}.jsonl" for n in range(NUM_PARTS)]
@@ -82,8 +82,21 @@ def translate(job, vocab_file, monkeypatch):
         rules = {128: instance_rule(settings, vocabulary, 128)}
         builder = ShardBuilder(settings.open_output(), rules, 1, "0" * 64)
         add_shards_graph(pipeline, builder, tokens, names, tasks, mode)
-    result = runner.DataflowRunner().run_pipeline(pipeline, options)
-    return pipeline, result.job.proto_pipeline
+    return pipeline, run_dry(pipeline, options, monkeypatch)
+
+
+def run_dry(pipeline, options, monkeypatch):
+    """What the service would be sent, with no network to ask anyone."""
+    gcs = pytest.importorskip("apache_beam.io.gcp.gcsio")
+    runner = pytest.importorskip("apache_beam.runners.dataflow.dataflow_runner")
+
+    def refuse(*_):
+        raise ConnectionRefusedError("this test has no network")
+
+    monkeypatch.setattr("apache_beam.internal.gcp.auth.get_service_credentials", lambda _: None)
+    monkeypatch.setattr("socket.socket.connect", refuse)
+    monkeypatch.setattr(gcs.GcsIO, "is_soft_delete_enabled", lambda *_: False)
+    return runner.DataflowRunner().run_pipeline(pipeline, options).job.proto_pipeline
 
 
 def pardos(proto):
@@ -137,3 +150,28 @@ def test_a_job_of_a_thousand_parts_stays_far_below_the_services_limit(translated
     _, proto = translated
     print(len(proto.SerializeToString()), "bytes")
     assert len(proto.SerializeToString()) < 2 * 2**20  # Dataflow refuses requests above 10 MiB
+
+
+@pytest.mark.parametrize("how", ["image", "wheel"])
+def test_a_pipeline_of_your_own_brings_the_package(how, client, vocab_file, tmp_path, monkeypatch):
+    """tests/stores/test_worker_package.py installs what --setup_file makes."""
+    wheel = tmp_path / WHEEL
+    wheel.write_bytes(b"PK\5\6" + bytes(18))  # the end of an empty zip archive
+    given = {"image": IMAGE, "wheel": [f"--extra_package={wheel}"]}[how]
+    options = PipelineOptions([*PLACE, *given])
+    pipeline = beam.Pipeline(options=options)
+    texts = pipeline | beam.Create(["The river of a silver garden."])
+    _ = texts | WriteTokens(f"memory://own-{how}", vocab_file, part_bytes=65536)
+    proto = run_dry(pipeline, options, monkeypatch)
+    images, staged = set(), set()
+    for environment in proto.components.environments.values():
+        payload = beam_runner_api_pb2.DockerPayload.FromString(environment.payload)
+        images.add(payload.container_image)
+        for artifact in environment.dependencies:
+            role = beam_runner_api_pb2.ArtifactStagingToRolePayload
+            staged.add(role.FromString(artifact.role_payload).staged_name)
+    if how == "image":
+        assert images == {"gcr.io/some-project/worker:1"}
+        assert WHEEL not in staged
+    else:
+        assert staged >= {WHEEL, "extra_packages.txt"}

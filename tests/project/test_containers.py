@@ -1,4 +1,4 @@
-"""The two Dockerfiles name files, extras, pins and versions that are there.
+"""The Dockerfiles name files, extras, pins and versions that are there.
 
 tests/stores/test_worker_package.py runs the worker's one command.
 """
@@ -74,6 +74,23 @@ def test_the_trainer_starts_in_its_environment_beside_the_recipes():
     assert " VIRTUAL_ENV=/opt/venv PATH=/opt/venv/bin:$PATH\n" in TRAINER
     assert "python3 -m venv /opt/venv\n" in TRAINER
     assert TRAINER.endswith("\nCOPY configs configs\n")
+
+
+def test_what_is_made_of_the_worker_image_copies_what_is_there():
+    """The launcher and the Flex Template bring no sources, which would hide what is installed."""
+    tracked = set(files_of_git())
+    for name in ("launcher", "flex-template"):
+        text = (ROOT / f"scripts/docker/{name}.Dockerfile").read_text()
+        assert "\nARG WORKER=beambert-worker:1\n" in text, name
+        assert "\nFROM ${WORKER}\n" in text, name
+        copied = re.findall(r"^COPY (?!--from)(\S+) \S+$", text, re.MULTILINE)
+        assert copied, name
+        for path in copied:
+            assert path in tracked or any(file.startswith(f"{path}/") for file in tracked), path
+        assert not {"pipeline", "tokenizer", "trainer", "."} & set(copied), name
+    launcher = (ROOT / "scripts/docker/launcher.Dockerfile").read_text()
+    [program] = re.findall(r'^ENTRYPOINT \["/launcher/(.+)"\]$', launcher, re.MULTILINE)
+    assert (ROOT / program).stat().st_mode & 0o111, "the launcher's program is executable"
 
 
 def test_what_a_checkout_makes_for_itself_is_not_copied():

@@ -26,8 +26,13 @@ def test_the_command_is_the_users_flags_and_the_runners_options():
         "--region=r", "--temp_location=gs://b/tmp", "--staging_location=gs://b/staging",
         "--setup_file=./pyproject.toml", "--max_num_workers=3",
     ]  # fmt: skip
-    with_image = launch("--output", "gs://b/data", IMAGE="x/y:1", **DRY).stdout.split()
-    assert with_image[-2:] == ["--sdk_container_image=x/y:1", "--sdk_location=container"]
+    account = {"SERVICE_ACCOUNT": "beambert@p.iam.gserviceaccount.com"}
+    with_image = launch("--output", "gs://b/data", IMAGE="x/y:1", **account, **DRY).stdout.split()
+    assert with_image[-3:] == [
+        "--sdk_container_image=x/y:1",
+        "--sdk_location=container",
+        "--service_account_email=beambert@p.iam.gserviceaccount.com",
+    ]
 
 
 def test_what_the_service_may_take_is_given_by_variables():
