@@ -100,14 +100,20 @@ def pack_member(name: str, data: bytes) -> bytes:
     return b"".join((_make_header(name, len(data)), data, padding))
 
 
+def size_of_member(name: str, num_bytes: int) -> int:
+    """Returns how many bytes `pack_member` makes of a file of `num_bytes`, without packing it."""
+    is_short = _fits_into_one_block(name, num_bytes)
+    header_bytes = tarfile.BLOCKSIZE if is_short else len(_make_header(name, num_bytes))
+    return header_bytes + num_bytes + -num_bytes % tarfile.BLOCKSIZE
+
+
 def _make_header(name: str, num_bytes: int) -> bytes:
     """Returns the header that tarfile makes for a file, in the format of POSIX.1-2001 (pax).
 
-    If the name has at most 100 ASCII characters, and the file less than 8 GiB, the header is one
-    block, which is made here and not by tarfile. For a small file, tarfile takes longer to make the
-    header than everything else takes together.
+    A header of one block is made here and not by tarfile. For a small file, tarfile takes longer to
+    make the header than everything else takes together.
     """
-    if len(name) > 100 or not name.isascii() or num_bytes >= 8**11:
+    if not _fits_into_one_block(name, num_bytes):
         member = tarfile.TarInfo(name)
         member.size = num_bytes
         return member.tobuf(tarfile.PAX_FORMAT)
@@ -115,6 +121,14 @@ def _make_header(name: str, num_bytes: int) -> bytes:
     checksum = _SUM_OF_OTHERS + sum(name.encode()) + sum(size)
     fields = (name.encode().ljust(100, b"\0"), _MODE_AND_OWNER, size, _TIME, b"%06o\0 " % checksum)
     return b"".join((*fields, _REST_OF_HEADER))
+
+
+def _fits_into_one_block(name: str, num_bytes: int) -> bool:
+    """Returns whether the header of a file is one block of 512 bytes.
+
+    It is if the name has at most 100 ASCII characters, and the file less than 8 GiB.
+    """
+    return len(name) <= 100 and name.isascii() and num_bytes < 8**11
 
 
 def end_of_tar(num_bytes: int) -> bytes:

@@ -1,22 +1,35 @@
-"""Encodes samples as members of a WebDataset tar, and says why a sample cannot be encoded."""
+"""Encodes samples for their way to a WebDataset shard, and says why a sample cannot be encoded.
+
+An encoded sample is what workers exchange. It consists of
+
+- the hash of its key (16 bytes), by which samples are ordered,
+- the number of bytes that it takes in a tar (8 bytes),
+- for each of its files the length of the name (4 bytes), the length of the content (8 bytes), the
+  name and the content.
+
+Headers and padding of the tar are added when a shard is written (`pack_sample`). They take 512
+bytes or more for each file, several times what a short text takes.
+"""
 
 import gzip
 import hashlib
-import io
 import operator
 import re
 import reprlib
-import tarfile
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from pipeline.shards.shard_file import end_of_tar, pack_member
+from pipeline.shards.shard_file import end_of_tar, pack_member, size_of_member
 from pipeline.transforms.plain_values import to_plain
 
 HASH_BYTES = 16
-"""Number of bytes before an encoded sample: the hash of its key."""
+"""Number of bytes of the hash of a key, with which an encoded sample begins."""
+HEAD_BYTES = HASH_BYTES + 8
+"""Number of bytes before the files of an encoded sample."""
+_LENGTHS = struct.Struct(">IQ")  # of the name and of the content of a file
 NO_KEY = "no_key"
 BAD_KEY = "bad_key"
 BAD_ENTRY = "bad_entry"
@@ -28,6 +41,8 @@ _NOTES_OF_WEBDATASET = {"__key__", "__url__", "__local_path__"}
 _OF_TREES = {"json", "jsn", "mp", "msgpack", "msg", "cbor"}
 """Extensions whose values may hold rows."""
 _NOT_IN_NAMES = r"\\\0\ud800-\udfff"
+_BAD_IN_KEYS = re.compile(f"[{_NOT_IN_NAMES}]")
+_BAD_IN_EXTENSIONS = re.compile(f"[/{_NOT_IN_NAMES}]")
 _SKIPPED = re.compile(r"__[^/]*__(/|$)")
 """Names of files that webdataset skips when it reads a tar, because they are notes of its own."""
 
@@ -71,7 +86,7 @@ class BadSampleError(ValueError):
 
 
 def encode_sample(sample: Mapping[str, Any], max_bytes: int) -> bytes:
-    """Returns the hash of a sample's key (16 bytes), followed by the sample as members of a tar.
+    """Returns a sample as the bytes that workers exchange.
 
     Args:
         sample: The sample. Its key is text, or an integer, which is written in decimal.
@@ -85,17 +100,20 @@ def encode_sample(sample: Mapping[str, Any], max_bytes: int) -> bytes:
     key = _check_key(sample)
     extensions = [name for name in sorted(sample, key=str) if name not in _NOTES_OF_WEBDATASET]
     _check_extensions(key, extensions)
-    members = [
-        pack_member(f"{key}.{extension}", _encode_value(key, extension, sample[extension]))
-        for extension in extensions
-        if sample[extension] is not None
-    ]
-    if not members:
+    num_bytes = 0
+    files: list[bytes] = []
+    for extension in extensions:
+        if sample[extension] is None:
+            continue
+        data = _encode_value(key, extension, sample[extension])
+        name = f"{key}.{extension}"
+        num_bytes += size_of_member(name, len(data))
+        encoded_name = name.encode()
+        files += (_LENGTHS.pack(len(encoded_name), len(data)), encoded_name, data)
+    if not files:
         raise BadSampleError(
             EMPTY, key, f"the sample {key!r} is empty: it has no entry besides __key__"
         )
-    encoded = b"".join([hash_key(key), *members])
-    num_bytes = len(encoded) - HASH_BYTES
     if num_bytes + len(end_of_tar(num_bytes)) > max_bytes:
         raise BadSampleError(
             TOO_LARGE,
@@ -103,7 +121,28 @@ def encode_sample(sample: Mapping[str, Any], max_bytes: int) -> bytes:
             f"the sample {key!r} takes {num_bytes:,} bytes, more than a shard of"
             f" max_bytes={max_bytes:,}; give a larger max_bytes",
         )
-    return encoded
+    return b"".join([hash_key(key), num_bytes.to_bytes(HEAD_BYTES - HASH_BYTES, "big"), *files])
+
+
+def tar_bytes(encoded: bytes) -> int:
+    """Returns how many bytes an encoded sample says that it takes in a tar."""
+    return int.from_bytes(encoded[HASH_BYTES:HEAD_BYTES], "big")
+
+
+def pack_sample(encoded: bytes) -> Iterator[bytes]:
+    """Yields the members of a tar that hold the files of an encoded sample."""
+    for name, data in _iterate_files(encoded):
+        yield pack_member(name, data)
+
+
+def _iterate_files(encoded: bytes) -> Iterator[tuple[str, bytes]]:
+    """Yields the name and the content of each file of an encoded sample."""
+    position = HEAD_BYTES
+    while position < len(encoded):
+        name_bytes, data_bytes = _LENGTHS.unpack_from(encoded, position)
+        begin = position + _LENGTHS.size + name_bytes
+        position = begin + data_bytes
+        yield encoded[begin - name_bytes : begin].decode(), encoded[begin:position]
 
 
 def hash_key(key: str) -> bytes:
@@ -118,14 +157,11 @@ def decode_sample(encoded: bytes) -> dict[str, Any]:
         The sample's key under "__key__", and under each extension the bytes of that file.
     """
     sample: dict[str, Any] = {}
-    with tarfile.open(fileobj=io.BytesIO(encoded[HASH_BYTES:])) as tar:
-        for member in tar:
-            folder, slash, name = member.name.rpartition("/")
-            base, _, extension = name.partition(".")
-            sample["__key__"] = folder + slash + base
-            file = tar.extractfile(member)
-            assert file is not None, "members of samples are files"
-            sample[extension] = file.read()
+    for path, data in _iterate_files(encoded):
+        folder, slash, name = path.rpartition("/")
+        base, _, extension = name.partition(".")
+        sample["__key__"] = folder + slash + base
+        sample[extension] = data
     return sample
 
 
@@ -156,7 +192,7 @@ def _check_key(sample: Any) -> str:
             " the first '.' after the last '/'; expected no '.' there, and a name before and after"
             " each '/'; replace it, as by key.replace('.', '_')",
         )
-    if {".", ".."} & {*folders} or re.search(f"[{_NOT_IN_NAMES}]", key):
+    if {".", ".."} & {*folders} or _BAD_IN_KEYS.search(key):
         raise BadSampleError(
             BAD_KEY,
             key,
@@ -194,7 +230,7 @@ def _find_fault(key: str, extension: Any) -> str:
     """Says what is wrong with an extension, as the end of a message; empty if nothing is."""
     if not isinstance(extension, str) or not extension:
         return "is no end of a file's name; expected text such as 'txt'"
-    if re.search(f"[/{_NOT_IN_NAMES}]", extension):
+    if _BAD_IN_EXTENSIONS.search(extension):
         return "is no end of a file's name; expected no '/' and '\\'"
     if extension.startswith("_"):
         return (

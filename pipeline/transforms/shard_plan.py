@@ -28,7 +28,7 @@ from zlib import crc32
 
 from pipeline.shards.shard_file import end_of_tar
 from pipeline.storage.folder import Folder
-from pipeline.transforms.encoded_samples import HASH_BYTES
+from pipeline.transforms.encoded_samples import HASH_BYTES, tar_bytes
 
 DEFAULT_NAME = "shard"
 MANIFEST = "manifest.json"
@@ -166,7 +166,7 @@ def to_size_row(encoded: bytes, rule: ShardRule) -> tuple[int, bytes]:
         The number of the range, and the size row: the hash of the sample's key (16 bytes), the
         sample's size in a tar (8) and its crc32 (4).
     """
-    row = _SIZE_ROW.pack(encoded[:HASH_BYTES], len(encoded) - HASH_BYTES, crc32(encoded))
+    row = _SIZE_ROW.pack(encoded[:HASH_BYTES], tar_bytes(encoded), crc32(encoded))
     return rule.range_of(encoded), row
 
 

@@ -20,6 +20,7 @@ ToShards, and only WriteShards reads the plan.
 
 import copy
 import hashlib
+import io
 import os
 import re
 import reprlib
@@ -48,6 +49,8 @@ from pipeline.transforms.encoded_samples import (
     RejectedSample,
     decode_sample,
     encode_sample,
+    pack_sample,
+    tar_bytes,
 )
 from pipeline.transforms.input import in_one_window, place_of, refuse_second_writer
 from pipeline.transforms.shard_plan import (
@@ -356,7 +359,7 @@ def encode_or_reject(sample: Mapping[str, Any], rule: ShardRule) -> Iterator[Any
             raise
         yield _reject(RejectedSample(error.reason, error.key, str(error), sample))
     else:
-        metrics.observe({"bytes_a_sample": len(encoded) - HASH_BYTES})
+        metrics.observe({"bytes_a_sample": tar_bytes(encoded)})
         yield encoded
 
 
@@ -412,13 +415,22 @@ def _keep_first(ordered: Sequence[bytes]) -> tuple[list[bytes], list[RejectedSam
     kept: list[bytes] = []
     doubled: list[RejectedSample] = []
     for _, same in groupby(ordered, key=lambda encoded: encoded[:HASH_BYTES]):
-        first, *others = sorted(same, key=lambda encoded: (len(encoded), crc32(encoded), encoded))
+        first, *others = sorted(same, key=_order_of_doubled)
         kept.append(first)
         for encoded in others:
             sample = decode_sample(encoded)
             key = sample["__key__"]
             doubled.append(RejectedSample(DOUBLED_KEY, key, _describe_doubled(key), sample))
     return kept, doubled
+
+
+def _order_of_doubled(encoded: bytes) -> tuple[int, int, bytes]:
+    """Returns what encoded samples of one key are sorted by: the first one is written.
+
+    The order must be that of their size rows (`to_size_row`), because the plan counts the first of
+    those.
+    """
+    return tar_bytes(encoded), crc32(encoded), encoded
 
 
 def _describe_doubled(key: str) -> str:
@@ -446,7 +458,7 @@ def write_shard(number: int, ordered: Sequence[bytes], plan: Plan, rule: ShardRu
     """
     began = time.monotonic()
     name = rule.shard_name(number)
-    num_bytes = sum(map(len, ordered)) - HASH_BYTES * len(ordered)
+    num_bytes = sum(map(tar_bytes, ordered))
     delivered = Tally(len(ordered), num_bytes, sum(map(crc32, ordered)))
     expected = plan.expected[number] if 0 <= number < len(plan.expected) else Tally()
     if delivered != expected:
@@ -456,8 +468,7 @@ def write_shard(number: int, ordered: Sequence[bytes], plan: Plan, rule: ShardRu
     for sample, following in pairwise(ordered):
         if sample[:HASH_BYTES] == following[:HASH_BYTES]:
             raise ValueError(_describe_doubled(decode_sample(sample)["__key__"]))
-    members = [memoryview(encoded)[HASH_BYTES:] for encoded in ordered]
-    tar = b"".join([*members, end_of_tar(num_bytes)])  # to append the end would copy the whole tar
+    tar = _pack_tar(ordered)
     if rule.folder.exists(name):
         _refuse_other_bytes(rule, name, tar)
     elif rule.folder.exists(rule.manifest):
@@ -468,6 +479,15 @@ def write_shard(number: int, ordered: Sequence[bytes], plan: Plan, rule: ShardRu
     metrics.observe({"bytes_a_shard": len(tar), "ms_a_shard": 1000 * (time.monotonic() - began)})
     row = (name, len(ordered), len(tar), hashlib.sha256(tar).hexdigest())
     return *row, _seal(row, delivered)
+
+
+def _pack_tar(ordered: Iterable[bytes]) -> bytes:
+    """Returns a tar of encoded samples, in this order."""
+    stream = io.BytesIO()
+    for encoded in ordered:
+        stream.writelines(pack_sample(encoded))
+    stream.write(end_of_tar(stream.tell()))
+    return stream.getvalue()
 
 
 def _refuse_other_bytes(rule: ShardRule, name: str, data: bytes) -> None:

@@ -1,5 +1,6 @@
 """WriteToWebDataset: shards that depend on the samples alone, and what it refuses."""
 
+import hashlib
 import io
 import json
 import os
@@ -28,7 +29,13 @@ from apache_beam.transforms.error_handling import ErrorHandler
 
 from pipeline.storage.folder import Folder
 from pipeline.transforms import rows
-from pipeline.transforms.encoded_samples import encode_sample, hash_key
+from pipeline.transforms.encoded_samples import (
+    decode_sample,
+    encode_sample,
+    hash_key,
+    pack_sample,
+    tar_bytes,
+)
 from pipeline.transforms.shard_plan import (
     Plan,
     ShardRule,
@@ -170,6 +177,42 @@ def test_values_are_encoded_as_webdataset_encodes_them(tmp_path):
     )
 
 
+def test_an_encoded_sample_has_its_files_without_headers_and_padding():
+    sample = {"__key__": "größe/a", "txt": "text", "cls": 7}
+    digest = bytes.fromhex("e3350577dcda1ff769340be6fcc3ce0c")
+    files = b"\0\0\0\x0d" + b"\0\0\0\0\0\0\0\1" + "größe/a.cls".encode() + b"7"
+    files += b"\0\0\0\x0d" + b"\0\0\0\0\0\0\0\4" + "größe/a.txt".encode() + b"text"
+    encoded = encode_sample(sample, MAX_BYTES)
+    assert encoded == digest + (4096).to_bytes(8, "big") + files
+
+
+@pytest.mark.parametrize("key", ["a", "x" * 96, "x" * 97, "größe", "a/b"])
+def test_an_encoded_sample_says_how_much_of_a_tar_it_takes(key):
+    encoded = encode_sample({"__key__": key, "txt": "x" * 513, "bin": b""}, MAX_BYTES)
+    packed = b"".join(pack_sample(encoded))
+    assert tar_bytes(encoded) == len(packed)
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        assert tar.getnames() == [f"{key}.bin", f"{key}.txt"]
+
+
+@pytest.mark.parametrize(
+    ("limits", "sha256"),
+    [
+        ({"max_samples": 9}, "e653c37b9882b1ba1affb8574f77dcd90c40667deb7ad14247660c6570b20207"),
+        ({"num_shards": 5}, "26e6a70731964f4b41bfbf30c894c5b5f537aa32ee474fdf94a24777ccf505be"),
+    ],
+)
+def test_equal_samples_give_the_bytes_that_they_always_gave(limits, sha256, tmp_path):
+    keys = ["train/0001", "größe", "x" * 300, "a.b/c", 7]
+    others = [
+        {"__key__": key, "txt": str(key), "json": {"a": [1, None]}, "empty": b""} for key in keys
+    ]
+    with test_pipeline.TestPipeline(options=PipelineOptions(IN_MEMORY)) as pipeline:
+        _ = pipeline | beam.Create([*SAMPLES, *others]) | WriteToWebDataset(tmp_path, **limits)
+    manifest = (tmp_path / "manifest.json").read_bytes()
+    assert hashlib.sha256(manifest).hexdigest() == sha256
+
+
 def test_long_and_foreign_keys_are_read_back(tmp_path):
     keys = ["x" * 300, "größe", "a b"]
     write(tmp_path, [{"__key__": key, "txt": key} for key in keys])
@@ -223,21 +266,20 @@ def refused(folder, message, *arguments, **options):
 def test_notes_of_webdataset_itself_are_left_out_and_rows_become_dicts():
     row = beam.Row(lang="en", tags=[beam.Row(a=1)])
     sample = {"__key__": "a", "__url__": "x.tar", "__local_path__": "/x.tar", "json": row}
-    with tarfile.open(fileobj=io.BytesIO(encode_sample(sample, MAX_BYTES)[16:])) as tar:
-        [member] = tar
-        assert member.name == "a.json"
-        assert json.load(tar.extractfile(member)) == {"lang": "en", "tags": [{"a": 1}]}
+    decoded = decode_sample(encode_sample(sample, MAX_BYTES))
+    assert decoded.keys() == {"__key__", "json"}
+    assert json.loads(decoded["json"]) == {"lang": "en", "tags": [{"a": 1}]}
 
 
 @pytest.mark.filterwarnings("default")
 def test_an_array_is_an_image_by_its_extension():
     image = np.arange(48, dtype=np.uint8).reshape(4, 4, 3)
     encoded = encode_sample({"__key__": "a", "png": image, "cls": 3}, MAX_BYTES)
-    with tarfile.open(fileobj=io.BytesIO(encoded[16:])) as tar:
-        assert tar.getnames() == ["a.cls", "a.png"]
-        found = PIL.Image.open(tar.extractfile("a.png"))
-        assert np.array_equal(np.asarray(found), image)
-        assert tar.extractfile("a.cls").read() == b"3"
+    decoded = decode_sample(encoded)
+    assert [*decoded] == ["__key__", "cls", "png"]
+    found = PIL.Image.open(io.BytesIO(decoded["png"]))
+    assert np.array_equal(np.asarray(found), image)
+    assert decoded["cls"] == b"3"
 
 
 def test_hints_of_any_mapping_are_accepted(tmp_path):
