@@ -99,6 +99,7 @@ COMMANDS = {
     "inspect": _look("inspect", "show instances in readable form"),
     "report": _look("report", "show what a dataset holds"),
     "export": _look("export", "write a dataset's instances in the files that other trainers read"),
+    "redact": _look("redact", "make a dataset without the instances of some documents"),
 }
 
 
@@ -123,9 +124,12 @@ class VerifySettings(DatasetSettings):
     Attributes:
         deep: Whether every instance is also checked against BERT's rules (docs/parity.md), and
             whether random draws are tested, such as the share of [MASK] among masked positions.
+        absent: A list of documents, as `redact --documents` takes it, none of which may be in the
+            dataset.
     """
 
     deep: bool = False
+    absent: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +191,25 @@ class ExportSettings(DatasetSettings):
     seq_len: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class RedactSettings(DatasetSettings):
+    """Settings of `redact`, which makes a dataset without the instances of some documents.
+
+    Only shards that hold such an instance are written anew, all others are linked or copied
+    (docs/forgetting.md). The same command again continues one that was interrupted.
+
+    Attributes:
+        documents: A file whose lines begin with the ids of the documents, or their first 16 hex
+            digits, as `trainer forget` takes it.
+        output: Folder or URL of the new dataset. `data` is never changed.
+        plan: Whether to say what would be done, and do nothing.
+    """
+
+    documents: str
+    output: str
+    plan: bool = False
+
+
 def _run_stage(settings: "BuildSettings", beam_arguments: Sequence[str], *, name: str) -> None:
     """Runs `build` or one of its stages.
 
@@ -241,21 +264,31 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
 
     from pipeline.inspect.deep_verify import DeepCheck
     from pipeline.machine import this_machine
+    from pipeline.shards.absent_documents import AbsentDocuments
+    from pipeline.shards.document_list import read_document_list
+    from pipeline.shards.redactions import describe_redactions
     from pipeline.shards.verify import describe_coverage, verify_dataset
 
     dataset = _open(settings)
     shards = dataset.all_shards
     sizes = [shard.num_bytes for shard in shards]
-    check = DeepCheck(dataset) if settings.deep else None
+    deep = DeepCheck(dataset) if settings.deep else None
+    listed = read_document_list(settings.absent) if settings.absent else ()
+    absent = AbsentDocuments(dataset, listed) if listed else None
+    checks = [check for check in (deep, absent) if check]
     threads, _ = this_machine().limit(_CHECKED_AT_ONCE, len(shards), 2 * max(sizes, default=0))
     with tqdm(total=sum(sizes), desc="verify", unit="B", unit_scale=True, disable=None) as bar:
         findings = verify_dataset(
-            dataset, threads, lambda shard: bar.update(shard.num_bytes), check or (lambda *_: ())
+            dataset,
+            threads,
+            lambda shard: bar.update(shard.num_bytes),
+            lambda shard, block: [what for check in checks for what in check(shard, block)],
         )
 
-    for line in check.describe() if check else ():
+    for line in deep.describe() if deep else ():
         say(line)
-    findings += check.findings() if check else ()
+    for check in checks:
+        findings += check.findings()
     for finding in findings:
         say(str(finding))
     if findings:
@@ -268,6 +301,13 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
     instances = sum(shard.instances for shard in shards)
     say(f"{settings.data}: sound, {len(shards)} shards, {instances:,} instances")
     say(describe_coverage(dataset.manifest, shards))
+    for sentence in describe_redactions(dataset.manifest.settings):
+        say(sentence)
+    if listed:
+        say(
+            f"none of the {len(listed):,} document(s) of {settings.absent} is in it: neither in an"
+            " instance nor in documents.ids"
+        )
     say(f"root hash {dataset.manifest.root_hash}")
     return 0
 
@@ -352,6 +392,32 @@ def export(settings: ExportSettings, _: Sequence[str]) -> None:
         with scratch_folder(output.locate()):
             write_export(dataset, plan, output)
         say(describe_export(plan, settings.output))
+
+
+def redact(settings: RedactSettings, _: Sequence[str]) -> None:
+    """Runs `redact`: prints the plan, and writes the new dataset unless only the plan is wanted."""
+    from pipeline.redaction.plan import plan_redaction
+    from pipeline.storage.folder import Folder, parse_storage_options
+    from pipeline.storage.local import scratch_folder
+    from pipeline.tokens.dataset_ids import open_with_ids
+
+    options = parse_storage_options(settings.storage_options)
+    output = Folder(settings.output, options)
+    with _continuing(), scratch_folder(output.locate()):
+        dataset = open_with_ids(settings.data, options)
+        plan = plan_redaction(dataset, settings.documents)
+
+        from pipeline.redaction.write import check_output, describe_plan, write_redaction
+
+        is_finished = check_output(plan, output)
+        for line in describe_plan(plan, settings.documents, output):
+            say(line)
+        if settings.plan:
+            return
+        redacted = write_redaction(plan, output)
+    if is_finished:
+        say(f"{settings.output} was finished before")
+    say(f"root hash {redacted.manifest.root_hash}\n{settings.output} is complete")
 
 
 def _open(settings: DatasetSettings) -> "Dataset":

@@ -15,8 +15,9 @@ WORDS_OF_REASONS = {
     "redirect": "are redirects",
     "not_an_article": "are no articles",
     "not_a_page": "are no pages",
+    "redacted": "are redacted",
 }
-"""The reasons that the build itself drops documents for; the words complete "12 of 34 documents".
+"""The reasons that the program itself drops documents for; the words complete "12 of 34 documents".
 
 Malformed documents have other reasons, and so have those that a user's own filter drops.
 """

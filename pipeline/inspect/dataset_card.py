@@ -13,6 +13,7 @@ import yaml
 
 from pipeline.inspect.mixture import find_dropped
 from pipeline.shards.dataset import Dataset
+from pipeline.shards.redactions import describe_redactions
 
 CARD = "README.md"
 NOT_STATED = "not stated"
@@ -79,7 +80,7 @@ def is_unedited(card: bytes) -> bool:
 
 
 def describe_in_words(numbers: Mapping[str, Any]) -> Iterator[str]:
-    """Yields sentences about a dataset's documents, its instances by split, and what was dropped.
+    """Yields sentences about a dataset's documents, its instances by split, and what it lacks.
 
     Args:
         numbers: The result of `pipeline.inspect.summary.summarize_dataset`.
@@ -96,6 +97,7 @@ def describe_in_words(numbers: Mapping[str, Any]) -> Iterator[str]:
     if dropped := find_dropped(counters):
         reasons = ", ".join(f"{name} {count:,}" for name, count in sorted(dropped.items()))
         yield f"Dropped documents: {reasons}."
+    yield from describe_redactions(numbers["settings"])
 
 
 def _metadata(numbers: Mapping[str, Any]) -> dict[str, Any]:

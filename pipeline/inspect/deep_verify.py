@@ -23,6 +23,7 @@ from pipeline.instances.rules import (
 from pipeline.shards.block import Array, Block
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.records import Shard
+from pipeline.shards.redactions import is_redacted
 from pipeline.shards.verify import Finding
 from pipeline.tokens.buckets import plan_buckets
 
@@ -63,8 +64,11 @@ class DeepCheck:
         # By the name of a shard: the number of instances in its blocks so far.
         self._instances: Counter[str] = Counter()
         self._sources = manifest.sources
-        # A source of a weight below 1 has documents that a pass does not use.
-        self._uses_all = all(source["weight"] >= 1 for source in manifest.sources)
+        self._is_redacted = is_redacted(manifest.settings)
+        # A source of a weight below 1 has documents that a pass does not use. In a redacted dataset
+        # a document may have lost all its instances: those whose B was of a redacted document.
+        is_each_used = all(source["weight"] >= 1 for source in manifest.sources)
+        self._uses_all = is_each_used and not self._is_redacted
         # By the folder of a pass: its shards, of which each is one bucket.
         self._num_buckets = Counter(shard.folder for shard in dataset.all_shards)
         self._lock = threading.Lock()
@@ -115,7 +119,8 @@ class DeepCheck:
         all_a, all_b = map(np.concatenate, zip(*self._documents.pop(shard.name), strict=True))
         ids = np.unique(all_a)
         ids_xor = f"{int(np.bitwise_xor.reduce(ids)):016x}"
-        uses_all = self._uses_all or shard.split == "validation"
+        is_validation = shard.split == "validation"
+        uses_all = self._uses_all or (is_validation and not self._is_redacted)
         is_as_sealed = len(ids) == shard.seal.documents and shard.seal.ids_xor.startswith(ids_xor)
         is_wrong = not is_as_sealed if uses_all else len(ids) > shard.seal.documents
         if is_wrong:
@@ -158,7 +163,8 @@ class DeepCheck:
 
         Of each source, the documents with the lowest ids are held out for validation, except very
         long ones. The manifest has the highest id that was held out of each source. Every such id
-        must be in the shard, and the highest of them must be the highest id in the shard.
+        must be in the shard, and the highest of them must be the highest id in the shard. In a
+        redacted dataset such a document may have no instance, so only higher ids are refused.
 
         Args:
             ids: [n] uint64, ascending: the first 64 bits of the ids of the shard's documents.
@@ -166,7 +172,11 @@ class DeepCheck:
         of_sources = (source.get("validation", {}).get("last_id") for source in self._sources)
         in_manifest = [last_id for last_id in of_sources if last_id]
         expected = np.array([_first_64_bits(last_id) for last_id in in_manifest], np.uint64)
-        if len(expected) and not (np.isin(expected, ids).all() and ids[-1] == expected.max()):
+        if self._is_redacted:
+            is_right = ids[-1] <= expected.max(initial=0)
+        else:
+            is_right = np.isin(expected, ids).all() and ids[-1] == expected.max(initial=0)
+        if len(expected) and not is_right:
             last_ids = f"the last ids of sources held out are {', '.join(in_manifest)}"
             yield f"the manifest says that {last_ids}; its shard ends with {ids[-1]:016x}..."
 
@@ -178,7 +188,8 @@ class DeepCheck:
         """
         for (split, seq_len), shares in sorted(self.shares.items()):
             rule = self._rules[seq_len].masking
-            for what in find_unlikely_shares(shares, rule.vocab_size):
+            has_all_pairs = not self._is_redacted
+            for what in find_unlikely_shares(shares, rule.vocab_size, has_all_pairs=has_all_pairs):
                 yield Finding(f"{self._where}, {split} L{seq_len}", what)
 
     def describe(self) -> Iterator[str]:

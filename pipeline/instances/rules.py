@@ -117,7 +117,9 @@ def count_shares(block: Block, rules: InstanceRules) -> Shares:
     )
 
 
-def find_unlikely_shares(shares: Shares, vocab_size: int) -> Iterator[str]:
+def find_unlikely_shares(
+    shares: Shares, vocab_size: int, *, has_all_pairs: bool = True
+) -> Iterator[str]:
     """Yields a message for each share that is too extreme to be chance.
 
     A correct dataset has such a share with a probability of at most 10^-9.
@@ -126,11 +128,14 @@ def find_unlikely_shares(shares: Shares, vocab_size: int) -> Iterator[str]:
     chi-square test applies to the numbers of positions that show [MASK], the original token and
     another token. The share of random pairs has only a lower bound: a chunk of two or more
     sentences gets a random segment B with probability 1/2, and a chunk of one sentence always gets
-    one (docs/parity.md 1.5).
+    one (docs/parity.md 1.5). A redaction takes more of the random pairs than of the others, because
+    these are of two documents.
 
     Args:
         shares: The counts of a whole dataset.
         vocab_size: The size of its vocabulary.
+        has_all_pairs: Whether the dataset has all pairs that were drawn. If it is redacted, the
+            share of random pairs has no lower bound.
     """
     chi_square = _chi_square(shares, vocab_size)
     if shares.masked and chi_square > MAX_CHI_SQUARE:
@@ -140,7 +145,7 @@ def find_unlikely_shares(shares: Shares, vocab_size: int) -> Iterator[str]:
         )
     missing = shares.instances / 2 - shares.random_next
     deviations = missing / math.sqrt(max(1, shares.instances) / 4)
-    if deviations > MAX_DEVIATIONS:
+    if has_all_pairs and deviations > MAX_DEVIATIONS:
         yield (
             f"{shares.random_next} of {shares.instances} pairs are random, expected half or more:"
             f" {deviations:.1f} standard deviations below it,"

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.jobs.exchange import ShardTask
 from pipeline.shards.growing import RECORDS
 from pipeline.shards.manifest import parse_shard_row, shard_row
 from pipeline.shards.records import BlockTable, Shard
+from pipeline.shards.seal import Seal
 from pipeline.storage.folder import Folder
 
 
@@ -62,27 +62,32 @@ def parse_record(data: bytes) -> ShardRecord:
     return ShardRecord(fields["settings_hash"], shard, BlockTable(**blocks))
 
 
-def read_record(folder: Folder, task: ShardTask, settings_hash: str) -> ShardRecord | None:
-    """Reads the record of a task's shard; returns None if it is missing or not valid.
+def read_record(folder: Folder, name: str, seal: Seal, settings_hash: str) -> ShardRecord | None:
+    """Reads the record of a shard; returns None if it is missing or not valid.
 
-    `accept_record` says which records are valid.
+    Args:
+        folder: The folder of the dataset.
+        name: The name of the shard.
+        seal: The expected seal of the shard's documents.
+        settings_hash: The expected hash of the dataset's settings.
     """
     try:
-        data = folder.read(record_name(task.name))
+        data = folder.read(record_name(name))
     except FileNotFoundError:
         return None
-    return accept_record(data, task, settings_hash)
+    return accept_record(data, name, seal, settings_hash)
 
 
-def accept_record(data: bytes, task: ShardTask, settings_hash: str) -> ShardRecord | None:
-    """Returns the record that a file holds, or None if it is not valid for the task.
+def accept_record(data: bytes, name: str, seal: Seal, settings_hash: str) -> ShardRecord | None:
+    """Returns the record that a file holds, or None if it is not valid for a shard.
 
     A record is valid if it can be parsed, and if its shard's name, the seal of the shard's
     documents and the hash of the settings are the expected ones.
 
     Args:
         data: The bytes of the file.
-        task: The task of the shard. It has the expected name and seal.
+        name: The expected name of the shard.
+        seal: The expected seal of the shard's documents.
         settings_hash: The expected hash of the dataset's settings.
     """
     try:
@@ -90,5 +95,5 @@ def accept_record(data: bytes, task: ShardTask, settings_hash: str) -> ShardReco
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # cut short, or of an earlier version
     identity = (record.settings_hash, record.shard.name, record.shard.seal)
-    expected = (settings_hash, task.name, task.contents.seal)
+    expected = (settings_hash, name, seal)
     return record if identity == expected else None

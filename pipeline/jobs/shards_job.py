@@ -90,7 +90,8 @@ class ShardBuilder:
 
     def _is_finished(self, task: ShardTask) -> bool:
         """Returns whether the shard is there, with a valid record and of the size it says."""
-        record = read_record(self.output, task, self.settings_hash)
+        seal = task.contents.seal
+        record = read_record(self.output, task.name, seal, self.settings_hash)
         if record is None or not self.output.exists(task.name):
             return False
         return self.output.size(task.name) == record.shard.num_bytes

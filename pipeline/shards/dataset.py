@@ -30,12 +30,16 @@ from pipeline.shards.manifest import (
     root_hash,
 )
 from pipeline.shards.records import BlockTable, Manifest, Shard
+from pipeline.shards.redactions import is_redacted
 from pipeline.storage.ahead import map_ahead
 from pipeline.storage.faults import ATTEMPTS, reread_damaged
 from pipeline.storage.folder import Folder
+from pipeline.storage.json_files import read_object
 
 _RUN_FACTS = "run.json"
 """A file that every run folder of the trainer has."""
+_UNFINISHED_SETTINGS = "_tasks/settings.json"
+"""The settings of a dataset that is being written (docs/format.md, section 3)."""
 
 
 class OpenedDataset(NamedTuple):
@@ -304,6 +308,13 @@ def _describe_no_dataset(folder: Folder) -> str:
             f"holds a training run, which has {_RUN_FACTS}, and no dataset;"
             f" `python -m trainer report {folder.url}` shows the run"
         )
+    if folder.exists(_UNFINISHED_SETTINGS):
+        settings = read_object(folder, _UNFINISHED_SETTINGS, "remove the folder")
+        if is_redacted(settings):
+            return (
+                f"holds no {MANIFEST}: a redaction that is not finished; run the same `python -m"
+                " pipeline redact` again, which continues it"
+            )
     return (
         f"holds no {MANIFEST}: not a finished dataset; run `python -m pipeline build` with the same"
         " settings to finish it, or give the folder that was its --output"

@@ -15,14 +15,14 @@ import numpy as np
 
 from pipeline.shards.block import Array
 from pipeline.shards.dataset import Dataset
+from pipeline.shards.document_ids import first_64_bits, iterate_id_rows
 from pipeline.shards.document_index import open_document_index
-from pipeline.shards.manifest import DOCUMENT_IDS, document_id_bytes
+from pipeline.shards.manifest import DOCUMENT_IDS
 from pipeline.storage.folder import Folder
 
 _ID = re.compile(r"[0-9a-f]{16,32}")
 _DIGITS = 16
 _JSON_KEYS = ("id", "document")
-_ROWS_AT_ONCE = 1 << 16
 
 
 def read_document_list(name: str) -> tuple[int, ...]:
@@ -158,13 +158,20 @@ def _held_of(dataset: Dataset, documents: Array, cache_dir: str | None) -> Array
         indexes = [open_document_index(dataset, split, cache_dir) for split in sorted(splits)]
         found = [index.find(documents).document for index in indexes]
         return np.unique(np.concatenate([np.empty(0, np.uint64), *found]))
-    row_bytes = document_id_bytes(dataset.manifest)
-    size = dataset.folder.size(DOCUMENT_IDS)
-    held = [np.empty(0, np.uint64)]
-    for start in range(0, size, _ROWS_AT_ONCE * row_bytes):
-        stop = min(size, start + _ROWS_AT_ONCE * row_bytes)
-        data = dataset.folder.read_range(DOCUMENT_IDS, start, stop)
-        rows = np.frombuffer(data, np.uint8, len(data) // row_bytes * row_bytes)
-        ids = np.ascontiguousarray(rows.reshape(-1, row_bytes)[:, :8]).view(">u8").reshape(-1)
-        held.append(documents[np.isin(documents, ids.astype(np.uint64))])
-    return np.concatenate(held)
+    return find_listed(dataset, documents)
+
+
+def find_listed(dataset: Dataset, documents: Array) -> Array:
+    """Returns the documents of a list that documents.ids of a dataset has, ascending, uint64.
+
+    Args:
+        dataset: A dataset that has a documents.ids.
+        documents: The first 64 bits of the ids of the documents, ascending, uint64.
+
+    Raises:
+        StorageError: The store failed in every attempt.
+        ValueError: documents.ids ends inside a row.
+    """
+    chunks = (first_64_bits(rows) for rows in iterate_id_rows(dataset))
+    listed = [documents[np.isin(documents, ids)] for ids in chunks]
+    return np.concatenate([np.empty(0, np.uint64), *listed])

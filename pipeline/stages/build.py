@@ -52,6 +52,7 @@ from pipeline.stages.corpus import (
 )
 from pipeline.stages.describe import count_documents
 from pipeline.stages.plan import describe_plan
+from pipeline.stages.publish import refuse_redacted
 from pipeline.stages.soundness import check_tokens
 from pipeline.storage.archives import is_archive
 from pipeline.storage.json_files import read_present
@@ -225,11 +226,12 @@ def _writing(
 
     Raises:
         FileExistsError: Another build writes to one of the folders.
-        ValueError: The output cannot be written to, which is found before any work is done. Or the
-            file that names a running job is damaged.
+        ValueError: The output cannot be written to, or holds a redacted dataset, which is found
+            before any work is done. Or the file that names a running job is damaged.
     """
     output = settings.open_output()
     tokens = settings.open_tokens()
+    refuse_redacted(output)
     try:
         output.write(_PROBE, b"")
         output.remove([_PROBE])

@@ -42,6 +42,7 @@ from pipeline.stages.publish import (
     read_records,
     remove_leftovers,
     remove_unfinished,
+    seals_of,
 )
 from pipeline.stages.soundness import check_random_next
 from pipeline.storage.folder import Folder
@@ -168,7 +169,7 @@ def _build_missing(
     _run_job(inputs, missing, len(tasks), settings_hash, publisher, beam_arguments)
 
     built = built | publisher.built
-    built |= read_records(folder, _not_in(built, missing), settings_hash, spool)
+    built |= read_records(folder, seals_of(_not_in(built, missing)), settings_hash, spool)
     built = _without_lost(folder, built, [task.name for task in tasks])
     _refuse_lost(_not_in(built, tasks), len(tasks))
     shards = [shard for shard, _ in built.values()]
@@ -195,9 +196,10 @@ def _find_finished(
         settings_hash: Hash of the dataset's settings.
         spool: Receives the block tables of the shards whose records are read.
     """
-    seals = {task.name: task.contents.seal for task in tasks}
+    seals = seals_of(tasks)
     finished = {name: row for name, row in built.items() if seals.get(name) in (None, row[0].seal)}
-    return finished | read_records(folder, _not_in(finished, tasks), settings_hash, spool)
+    missing = seals_of(_not_in(finished, tasks))
+    return finished | read_records(folder, missing, settings_hash, spool)
 
 
 def _run_job(

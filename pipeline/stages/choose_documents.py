@@ -17,7 +17,7 @@ from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import Dataset
 from pipeline.storage.folder import Folder
 from pipeline.text.minhash import similarity_of
-from pipeline.tokens.dataset_ids import iterate_ids, open_excluded
+from pipeline.tokens.dataset_ids import iterate_ids, open_with_ids
 from pipeline.tokens.dropped_ids import DROPPED, EXCLUDED, NEAR_DUPLICATE, choose_dropped
 from pipeline.tokens.grouped_rows import NUM_GROUPS, LocalGroups, Rows, open_groups, write_groups
 from pipeline.tokens.limits import VALIDATION_TOKENS
@@ -182,7 +182,7 @@ def _open_excluded(settings: BuildSettings) -> list[Dataset]:
     """
     options = settings.filesystem_options()
     output = settings.open_output().path
-    datasets = [open_excluded(url, options) for url in settings.exclude_documents_of]
+    datasets = [open_with_ids(url, options) for url in settings.exclude_documents_of]
     if any(dataset.folder.path == output for dataset in datasets):
         raise ValueError(
             f"exclude_documents_of: {settings.output} is the dataset being built;"

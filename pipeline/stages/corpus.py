@@ -19,7 +19,7 @@ from pipeline.storage.hub import fetch_from_hub, is_hub_name
 from pipeline.storage.secret_values import show
 from pipeline.storage.terminal import say
 from pipeline.text.filters import DocumentFilter
-from pipeline.tokens.dataset_ids import open_excluded
+from pipeline.tokens.dataset_ids import open_with_ids
 from tokenizer.vocab import Vocabulary, parse_vocab
 
 VOCAB = "vocab.txt"
@@ -65,7 +65,7 @@ def check_given(settings: BuildSettings, command: str) -> None:
     if settings.task_files:
         find_inputs(settings.task_files, options)
     for url in settings.exclude_documents_of:
-        open_excluded(url, options)
+        open_with_ids(url, options)
 
 
 def check_encoded(settings: BuildSettings) -> None:

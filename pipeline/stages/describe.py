@@ -44,13 +44,12 @@ def describe_dataset(
     content = settings.content(vocabulary.sha256, totals.documents_hash, store.deciding)
     tokenizer = tokenizer_json(vocabulary, settings.word_rule).encode()
     special_tokens = ("pad", "unk", "cls", "sep", "mask")
-    software = {name: importlib.metadata.version(name) for name in ("beambert", "numpy", "pyarrow")}
     sources = zip(
         settings.corpus, store.source_counters, totals.sources, held_out.sources, strict=True
     )
     return Manifest(
         format_version=FORMAT_VERSION,
-        software=software | {"python": platform.python_version()},
+        software=software_versions(),
         settings=content,
         settings_hash=canonical_hash(content),
         vocab_sha256=vocabulary.sha256,
@@ -63,6 +62,12 @@ def describe_dataset(
         seal=seal,
         sources=tuple(itertools.starmap(_describe_source, sources)),
     )
+
+
+def software_versions() -> dict[str, str]:
+    """Returns the versions of the programs that decide the bytes of a dataset, by name."""
+    versions = {name: importlib.metadata.version(name) for name in ("beambert", "numpy", "pyarrow")}
+    return versions | {"python": platform.python_version()}
 
 
 def count_documents(settings: BuildSettings, store: TokenStore) -> dict[str, dict[str, int]]:

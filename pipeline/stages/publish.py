@@ -10,8 +10,9 @@ import hashlib
 import re
 import tempfile
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pipeline.jobs.exchange import ShardTask
 from pipeline.jobs.shard_records import (
@@ -27,15 +28,19 @@ from pipeline.shards.manifest import (
     MANIFEST,
     SHARDS_TABLE,
     by_pass,
+    parse_manifest,
     pass_folder,
     pass_json,
     shards_table,
 )
 from pipeline.shards.records import BlockTable, Group, Manifest, Shard, json_bytes
+from pipeline.shards.redactions import is_redacted
+from pipeline.shards.seal import Seal
 from pipeline.shards.table_checks import SPLITS
 from pipeline.stages.block_spool import BlockSpool
 from pipeline.storage.ahead import map_ahead
 from pipeline.storage.folder import Folder
+from pipeline.storage.json_files import read_object
 from pipeline.storage.local import find_temporaries
 from pipeline.storage.terminal import say
 
@@ -80,7 +85,7 @@ class PassPublisher:
         self._spool = spool
         self._unfinished = {task.name for task in tasks if task.name not in built}
         self._num_missing = len(self._unfinished)
-        self._tasks = {task.name: task for task in tasks}
+        self._seals = seals_of(tasks)
         self._waiting: dict[str, set[str]] = {}  # shards of each pass not published, by its folder
         for task in tasks:
             place = pass_folder(task.bucket.split, task.seq_len, task.pass_index)
@@ -100,8 +105,8 @@ class PassPublisher:
         for place, names in list(self._waiting.items()):
             if names & self._unfinished:
                 continue
-            tasks = [self._tasks[name] for name in sorted(names - self.built.keys())]
-            self.built |= read_records(self._folder, tasks, self._settings_hash, self._spool)
+            seals = {name: self._seals[name] for name in sorted(names - self.built.keys())}
+            self.built |= read_records(self._folder, seals, self._settings_hash, self._spool)
             if self.built.keys() >= names:
                 self._publish(sorted(names))
                 del self._waiting[place]
@@ -138,34 +143,35 @@ def places_of(names: Iterable[str]) -> list[str]:
     return sorted({name.rpartition("/")[0] for name in names})
 
 
+def seals_of(tasks: Iterable[ShardTask]) -> dict[str, Seal]:
+    """Returns the seal that each task's shard must have, by the name of the shard."""
+    return {task.name: task.contents.seal for task in tasks}
+
+
 def read_records(
-    folder: Folder, tasks: Sequence[ShardTask], settings_hash: str, spool: BlockSpool
+    folder: Folder, seals: Mapping[str, Seal], settings_hash: str, spool: BlockSpool
 ) -> Built:
-    """Returns the shards of the tasks that are finished.
+    """Returns those of some shards that are finished.
 
     A shard is finished if it has a valid record (`accept_record`), and its file has the size that
     the record states.
 
     Args:
         folder: The folder of the dataset.
-        tasks: The shards to look for.
+        seals: The shards to look for: by the name of each the seal of its documents.
         settings_hash: Hash of the dataset's settings.
         spool: Receives the block tables of the finished shards.
     """
-    places = places_of(task.name for task in tasks)
+    places = places_of(seals)
     shard_sizes = list_places(folder, places)
     record_sizes = list_places(folder, [f"{RECORDS}/{place}" for place in places])
-    present = [
-        task
-        for task in tasks
-        if task.name in shard_sizes and record_name(task.name) in record_sizes
-    ]
-    contents = folder.read_each([record_name(task.name) for task in present], record_sizes)
+    present = [name for name in seals if name in shard_sizes and record_name(name) in record_sizes]
+    contents = folder.read_each([record_name(name) for name in present], record_sizes)
     built: Built = {}
-    for task, data in zip(present, contents, strict=True):
-        record = accept_record(data, task, settings_hash)
-        if record is not None and record.shard.num_bytes == shard_sizes[task.name]:
-            built[task.name] = (record.shard, spool.keep(record.blocks))
+    for name, data in zip(present, contents, strict=True):
+        record = accept_record(data, name, seals[name], settings_hash)
+        if record is not None and record.shard.num_bytes == shard_sizes[name]:
+            built[name] = (record.shard, spool.keep(record.blocks))
     return built
 
 
@@ -240,6 +246,27 @@ def remove_leftovers(folder: Folder) -> None:
     records = [f"{RECORDS}/{name}" for name in (folder / RECORDS).list()]
     temporaries = find_temporaries(folder.list()) if folder.is_local else []
     folder.remove(sorted({*records, *temporaries, PLAN, SETTINGS}))
+
+
+def refuse_redacted(folder: Folder) -> None:
+    """Raises a ValueError if a folder holds a redacted dataset, finished or not.
+
+    A build would add instances of the documents that were left out, or other files about them.
+
+    Args:
+        folder: The folder that a build is about to write to.
+    """
+    settings: Mapping[str, Any] = {}
+    if folder.exists(MANIFEST):
+        settings = parse_manifest(folder.read(MANIFEST), folder.locate(MANIFEST)).settings
+    elif folder.exists(SETTINGS):
+        begin_again = f"delete {folder.locate(SETTINGS)} and run the same command again"
+        settings = read_object(folder, SETTINGS, begin_again)
+    if is_redacted(settings):
+        raise ValueError(
+            f"{folder.url} holds a redacted dataset, to which no build can add anything; give"
+            " another --output"
+        )
 
 
 def remove_unfinished(folder: Folder) -> None:

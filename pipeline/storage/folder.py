@@ -133,7 +133,7 @@ class Folder:
 
         On a local disk it is the path.
         """
-        path = self._at(name)
+        path = self.path_of(name)
         return path if self.is_local else str(self.filesystem.unstrip_protocol(path))
 
     def local_path(self, name: str = "") -> Path:
@@ -141,7 +141,7 @@ class Folder:
         assert self.is_local, f"{self.locate()} is not on a local disk"
         return Path(self._prefix + name)
 
-    def _at(self, name: str) -> str:
+    def path_of(self, name: str = "") -> str:
         """Returns the path of a file on the filesystem; with an empty name, the folder's."""
         return self._prefix + name if name else self.path
 
@@ -151,7 +151,7 @@ class Folder:
         Raises:
             NoBucketError: The bucket of the URL does not exist.
         """
-        path = self._at(name)
+        path = self.path_of(name)
         return self._found(name, self.ask(lambda: bool(self.filesystem.exists(path)), name))
 
     def is_file(self, name: str = "") -> bool:
@@ -160,7 +160,7 @@ class Folder:
         Raises:
             NoBucketError: The bucket of the URL does not exist.
         """
-        path = self._at(name)
+        path = self.path_of(name)
         if self.is_local:
             return bool(self.filesystem.isfile(path))
         return self._found(name, self.ask(lambda: _is_file(self.filesystem, path), name))

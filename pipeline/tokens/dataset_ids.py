@@ -39,8 +39,8 @@ def write_document_ids(folder: Folder, chunks: Iterable[bytes]) -> None:
         folder.write(DOCUMENT_IDS, Path(file.name))
 
 
-def open_excluded(url: str, storage_options: Mapping[str, Any] | None = None) -> Dataset:
-    """Opens a finished dataset whose documents another build leaves out.
+def open_with_ids(url: str, storage_options: Mapping[str, Any] | None = None) -> Dataset:
+    """Opens a finished dataset that has a list of its documents, documents.ids.
 
     Args:
         url: The folder of the dataset.
@@ -72,7 +72,7 @@ def iterate_ids(dataset: Dataset) -> Iterator[npt.NDArray[np.bytes_]]:
     its hash is compared at the end.
 
     Args:
-        dataset: A dataset that `open_excluded` opened.
+        dataset: A dataset that `open_with_ids` opened.
 
     Raises:
         ValueError: After the last group, the ids are not those of the manifest's documents_hash.

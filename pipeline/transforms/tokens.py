@@ -47,6 +47,7 @@ from pipeline.stages.build_tokens import (
 )
 from pipeline.stages.build_vocab import ORIGIN, prepare_vocabulary
 from pipeline.stages.corpus import DELIVERED, STORE, VOCAB, read_vocabulary
+from pipeline.stages.publish import refuse_redacted
 from pipeline.storage.folder import Folder
 from pipeline.storage.quoting import quote
 from pipeline.storage.secret_values import hide
@@ -299,9 +300,10 @@ def make_claim(settings: BuildSettings) -> Claim:
     Raises:
         FileNotFoundError: The vocabulary or a task file does not exist.
         ValueError: The output already holds a dataset, a vocabulary or token parts that were made
-            in another way.
+            in another way, or a redacted dataset.
     """
     assert settings.vocab is not None, "WriteTokens learns no vocabulary"
+    refuse_redacted(settings.open_output())
     vocabulary = read_vocabulary(settings, settings.vocab)
     content = store_settings(settings, vocabulary.sha256)
     folder = settings.open_tokens()

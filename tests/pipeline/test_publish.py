@@ -22,6 +22,7 @@ from pipeline.stages.publish import (
     publish_dataset,
     read_records,
     remove_unfinished,
+    seals_of,
 )
 from pipeline.storage.folder import Folder
 from pipeline.tokens.buckets import Bucket, BucketContents
@@ -107,7 +108,7 @@ def test_every_record_is_read_once_and_removed_once(whole, tasks, spool):
     for task in tasks:
         finish(whole, folder, task.name)
     store.requests.clear()
-    built = read_records(folder, tasks, whole.manifest.settings_hash, spool)
+    built = read_records(folder, seals_of(tasks), whole.manifest.settings_hash, spool)
     assert sorted(built) == [shard.name for shard in whole.all_shards]
     assert store.kinds() == {"find": 6, "cat_file": 5}, "three passes: their shards, their records"
     store.requests.clear()

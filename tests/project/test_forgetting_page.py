@@ -15,6 +15,9 @@ BLOCKS = re.findall(r"```bash\n(.*?)```", ASK, re.DOTALL)
 FORGET = PAGE.partition("\n## Forget any document\n")[2].partition("\n## ")[0]
 FORGETTING, CHECKING = re.findall(r"```bash\n(.*?)```", FORGET, re.DOTALL)
 
+REDACT = PAGE.partition("\n## Redact a dataset\n")[2]
+[REDACTING] = re.findall(r"```bash\n(.*?)```", REDACT, re.DOTALL)
+
 
 @pytest.mark.engines
 def test_a_run_is_asked(tmp_path):
@@ -43,3 +46,7 @@ def test_a_run_is_asked(tmp_path):
     assert asked["id"][:16] in (tmp_path / "run2/left_out.txt").read_text()
     said = run_block(CHECKING, tmp_path, **cache)
     assert re.findall("^(held|not held|cannot be checked)  ", said, re.MULTILINE) == ["held"] * 8
+    said = run_block(REDACTING, tmp_path, **cache)
+    assert said.count("1 document(s) of reads.jsonl: ") == 2
+    assert "none of the 1 document(s) of reads.jsonl is in it" in said
+    assert (tmp_path / "data2/manifest.json").is_file()

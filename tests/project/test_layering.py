@@ -37,12 +37,13 @@ ROOMS = {
         "tokenizer .machine .storage .pages .shards .documents .text .tokens .instances .settings"
         " .inspect .jobs"
     ),
+    "pipeline.redaction": ".machine .storage .shards .tokens .inspect .jobs .stages",
     "pipeline.transforms": (
         ".storage .command_line .shards .documents .tokens .settings .jobs .stages"
     ),
     "pipeline.cli": (
         ".machine .interrupts .storage .command_line .shards .tokens .settings .inspect .export"
-        " .jobs .stages"
+        " .jobs .stages .redaction"
     ),
     "pipeline.__main__": ".interrupts .cli",
     "trainer.conll": "pipeline.storage",

@@ -70,6 +70,34 @@ def test_an_export_from_s3_to_s3_equals_a_local_one(
     assert there == {path.name: path.read_bytes() for path in tmp_path.iterdir()}
 
 
+def test_a_redaction_on_s3_equals_a_local_one_and_copies_there(
+    built, local, pipeline, options_file, store, s3, tmp_path, monkeypatch
+):
+    document = (local / "documents.ids").read_bytes()[-16:].hex()
+    (tmp_path / "list").write_text(f"{document}\n")
+    flags = ("--documents", tmp_path / "list", "--output")
+    assert pipeline("redact", local, *flags, tmp_path / "new") == 0
+    requests = []
+    call = type(store)._call_s3
+
+    async def counted(self, method, *arguments, **options):
+        key = options.get("Key") or next((each.get("Key") for each in arguments), None)
+        requests.append((method, str(key)))
+        return await call(self, method, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store), "_call_s3", counted)
+        there = ("s3://corpus/redacted", "--storage_options", options_file)
+        assert pipeline("redact", built, *flags, *there) == 0
+    assert root_hash("s3://corpus/redacted", s3) == root_hash(tmp_path / "new")
+    words = ("--absent", tmp_path / "list", "--storage_options", options_file)
+    assert pipeline("verify", "s3://corpus/redacted", *words) == 0
+    copied = [key for method, key in requests if method == "copy_object"]
+    assert len(copied) == 3  # a shard of each pass, and that of validation
+    sent = [key for method, key in requests if method == "put_object" and key.endswith(".tar")]
+    assert len(sent) == 2
+
+
 def test_documents_are_found_on_s3(built, pipeline, options_file, capsys):
     assert pipeline("inspect", built, "--num_instances", 1, "--storage_options", options_file) == 0
     shown = capsys.readouterr().out

@@ -1,0 +1,59 @@
+"""Checks that a dataset holds none of some documents, for `verify --absent`."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from pipeline.shards.block import Block
+from pipeline.shards.dataset import Dataset
+from pipeline.shards.document_list import find_listed
+from pipeline.shards.manifest import DOCUMENT_IDS
+from pipeline.shards.records import Shard
+from pipeline.shards.verify import Finding
+
+_CURE = "`python -m pipeline redact` makes a dataset without it"
+
+
+class AbsentDocuments:
+    """Finds the instances and ids of documents that must not be in a dataset.
+
+    Call the object with every block of the dataset, in any order and from any number of threads.
+    """
+
+    def __init__(self, dataset: Dataset, documents: tuple[int, ...]) -> None:
+        """Keeps the arguments; nothing is read yet.
+
+        Args:
+            dataset: The dataset.
+            documents: The first 64 bits of the documents' ids.
+        """
+        self._dataset = dataset
+        self._documents = np.unique(np.array(documents, np.uint64))
+
+    def __call__(self, _: Shard, block: Block) -> Iterator[str]:
+        """Yields a message if an instance of a block has text of one of the documents."""
+        is_a = np.isin(block.document_a, self._documents)
+        is_b = np.isin(block.document_b, self._documents)
+        rows = np.flatnonzero(is_a | is_b)
+        if len(rows):
+            first = int(rows[0])
+            document = block.document_a[first] if is_a[first] else block.document_b[first]
+            yield (
+                f"{len(rows):,} instance(s) hold a document that must be absent, the first is row"
+                f" {first}: {int(document):016x}; {_CURE}"
+            )
+
+    def findings(self) -> Iterator[Finding]:
+        """Yields a finding if documents.ids lists one of the documents.
+
+        Raises:
+            StorageError: The store failed in every attempt.
+            ValueError: documents.ids is damaged.
+        """
+        if not self._dataset.folder.exists(DOCUMENT_IDS):
+            return
+        listed = find_listed(self._dataset, self._documents)
+        if len(listed):
+            what = f"lists {len(listed):,} document(s) that must be absent, such as"
+            where = self._dataset.locate(DOCUMENT_IDS)
+            yield Finding(where, f"{what} {int(listed[0]):016x}; {_CURE}")
