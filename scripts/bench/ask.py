@@ -22,21 +22,12 @@ import numpy as np
 import yaml
 
 from pipeline.shards.block import Block, block_instances
-from pipeline.shards.block_tables import blocks_table
 from pipeline.shards.dataset import open_dataset, read_blocks
-from pipeline.shards.manifest import (
-    BLOCKS_TABLE,
-    FORMAT_VERSION,
-    MANIFEST,
-    SHARDS_TABLE,
-    group_totals,
-    root_hash,
-    shard_name,
-    shards_table,
-)
+from pipeline.shards.manifest import FORMAT_VERSION, shard_name
 from pipeline.shards.records import BlockTable, Manifest, Shard, canonical_hash
 from pipeline.shards.seal import Seal
 from pipeline.shards.shard_file import pack_shard
+from scripts.bench.made_dataset import write_tables
 from scripts.bench.measured import print_result
 from tokenizer.export import tokenizer_json
 from tokenizer.vocab import Vocabulary
@@ -103,9 +94,12 @@ def write_simulated_dataset(folder: Path, passes: int, buckets: int, blocks: int
         ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{n}" for n in range(VOCAB_SIZE - 5)))
     )
     settings = {"lower_case": True, "documents_hash": "0" * 64}
-    files = {SHARDS_TABLE: shards_table(shards), BLOCKS_TABLE: blocks_table(tables)}
-    files["vocab.txt"] = vocabulary.to_text().encode()
-    files["tokenizer.json"] = tokenizer_json(vocabulary, UNCASED).encode()
+    files = {
+        "vocab.txt": vocabulary.to_text().encode(),
+        "tokenizer.json": tokenizer_json(vocabulary, UNCASED).encode(),
+    }
+    for name, data in files.items():
+        (folder / name).write_bytes(data)
     sha256 = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
     manifest = Manifest(
         format_version=FORMAT_VERSION,
@@ -116,15 +110,12 @@ def write_simulated_dataset(folder: Path, passes: int, buckets: int, blocks: int
         tokenizer_sha256=sha256["tokenizer.json"],
         vocab_size=VOCAB_SIZE,
         special_ids=SPECIALS,
-        groups=group_totals(shards),
+        groups=(),
         counters={},
-        root_hash=root_hash(shards),
+        root_hash="",
         seal=SEAL,
-        tables_sha256={name: sha256[name] for name in (SHARDS_TABLE, BLOCKS_TABLE)},
     )
-    files[MANIFEST] = manifest.to_json()
-    for name, data in files.items():
-        (folder / name).write_bytes(data)
+    write_tables(folder, manifest, shards, tables)
 
 
 def write_simulated_run(folder: Path, data: Path, steps: int) -> None:

@@ -13,7 +13,6 @@ scripts/bench/conformance.py compares with other loaders.
 """
 
 import argparse
-import hashlib
 import itertools
 import json
 import os
@@ -33,18 +32,10 @@ import numpy as np
 import torch
 
 from pipeline.shards.block import decode_block
-from pipeline.shards.block_tables import blocks_table
 from pipeline.shards.dataset import Dataset, open_dataset
-from pipeline.shards.manifest import (
-    BLOCKS_TABLE,
-    MANIFEST,
-    SHARDS_TABLE,
-    group_totals,
-    root_hash,
-    shard_name,
-    shards_table,
-)
+from pipeline.shards.manifest import shard_name
 from pipeline.shards.records import Shard
+from scripts.bench.made_dataset import write_tables
 from scripts.checkout import commit, make_parser
 from trainer.stream.batches.pack import pad_micro_batch, to_device
 from trainer.stream.pipeline import planned_steps
@@ -85,19 +76,8 @@ def copy_shards(dataset: Dataset, seq_len: int, copies: int, folder: Path) -> Da
             (folder / name).write_bytes(dataset.read_file(shard.name))
             shards.append(replace(shard, name=name, pass_index=pass_index))
             tables.append(dataset.blocks(shard))
-    parts = {SHARDS_TABLE: shards_table(shards), BLOCKS_TABLE: blocks_table(tables)}
-    parts["vocab.txt"] = dataset.read_file("vocab.txt")
-    for name, data in parts.items():
-        (folder / name).write_bytes(data)
-    pinned = (SHARDS_TABLE, BLOCKS_TABLE)
-    digests = {name: hashlib.sha256(parts[name]).hexdigest() for name in pinned}
-    manifest = replace(
-        dataset.manifest,
-        groups=group_totals(shards),
-        root_hash=root_hash(shards),
-        tables_sha256=digests,
-    )
-    (folder / MANIFEST).write_bytes(manifest.to_json())
+    (folder / "vocab.txt").write_bytes(dataset.read_file("vocab.txt"))
+    write_tables(folder, dataset.manifest, shards, tables)
     return open_dataset(str(folder))
 
 
