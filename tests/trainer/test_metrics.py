@@ -36,6 +36,26 @@ def test_unigram_entropy_of_known_distributions():
     assert unigram_entropy(np.array([1, 3])) == pytest.approx(expected)
 
 
+def test_numbers_that_are_not_finite_are_null(tmp_path):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.append({"step": 1, "loss": math.nan, "grad_norm": np.float64("inf"), "lr": 0.5})
+    of_wiki = {"loss": -math.inf, "epochs": [1.0, math.nan]}
+    metrics.append({"step": 2, "loss": 1e308, "datasets": {"wiki": of_wiki}})
+    assert metrics.path.read_text() == (
+        '{"step": 1, "loss": null, "grad_norm": null, "lr": 0.5}\n'
+        '{"step": 2, "loss": 1e+308, "datasets": {"wiki": {"loss": null, "epochs": [1.0, null]}}}\n'
+    )
+
+
+def test_a_file_of_an_earlier_version_with_nan_is_continued(tmp_path):
+    metrics = MetricsFile(tmp_path / "metrics.jsonl")
+    metrics.path.write_text('{"step": 1, "loss": NaN}\n{"step": 2, "loss": Infinity}\n')
+    metrics.cut_after(1)
+    metrics.append({"step": 2, "loss": math.nan})
+    assert metrics.path.read_text() == '{"step": 1, "loss": NaN}\n{"step": 2, "loss": null}\n'
+    assert metrics.find_row(2, "loss") == {"step": 2, "loss": None}
+
+
 def test_rows_after_the_step_resumed_from_are_cut(tmp_path):
     metrics = MetricsFile(tmp_path / "metrics.jsonl")
     metrics.cut_after(0)

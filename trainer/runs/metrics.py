@@ -71,7 +71,9 @@ def majority_share(num_random: int, instances: int) -> float:
 class MetricsFile:
     """The file metrics.jsonl, with one row per line.
 
-    Rows are written as soon as they are known, so that none is lost if the job is killed.
+    Rows are written as soon as they are known, so that none is lost if the job is killed. A number
+    that is not finite is written as null, because JSON has no NaN and no infinity. Files of earlier
+    versions have NaN and Infinity, which Python reads.
     """
 
     def __init__(self, path: Path) -> None:
@@ -80,7 +82,7 @@ class MetricsFile:
     def append(self, row: Mapping[str, Any]) -> None:
         """Appends a row to the file."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+            file.write(json.dumps(_to_strict(row), allow_nan=False) + "\n")
 
     def find_row(self, step: int, column: str) -> dict[str, Any] | None:
         """Returns the last row of a step that has a column, or None if there is no such row.
@@ -131,3 +133,14 @@ class MetricsFile:
                 " the line, with which nothing is lost but what was measured in that step"
             )
         return int(row["step"])
+
+
+def _to_strict(value: Any) -> Any:
+    """Returns a value of a row in which None replaces every number that is not finite."""
+    if isinstance(value, Mapping):
+        return {name: _to_strict(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_to_strict(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
