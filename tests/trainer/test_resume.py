@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from pipeline.storage.local import replace_file
 from trainer.checkpoints import resume
 from trainer.checkpoints.files import COMMITTED, describe_file
 from trainer.checkpoints.resume import RunCheckpoints, copy_run, restore_run
@@ -90,6 +91,26 @@ def test_a_node_of_its_own_gets_what_the_run_is(second, see, broadcast, tmp_path
     (own.path / "config.yaml").write_text("old")
     copy_run(own, CheckpointStore(URL), second)
     assert (own.path / "config.yaml").read_bytes() == broadcast["config.yaml"]
+
+
+@pytest.mark.parametrize("killed_at", RUN_FILES)
+def test_a_node_that_is_killed_while_it_gets_the_run_gets_it_again(
+    second, see, tmp_path, monkeypatch, killed_at
+):
+    see(is_shared=False)
+    own = RunFolder(tmp_path / "own")
+
+    def replace_or_die(path, content):
+        if path.name == killed_at:
+            raise KeyboardInterrupt
+        replace_file(path, content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(resume, "replace_file", replace_or_die)
+        with pytest.raises(KeyboardInterrupt):
+            copy_run(own, CheckpointStore(URL), second)
+    copy_run(own, CheckpointStore(URL), second)
+    assert names(own.path) == sorted([*RUN_FILES, "checkpoints"])
 
 
 @pytest.mark.parametrize(("is_shared", "is_first"), [(False, False), (True, True)])

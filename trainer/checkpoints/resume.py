@@ -99,9 +99,11 @@ def copy_run(run: RunFolder, store: CheckpointStore | None, ranks: Ranks) -> Non
             if run_id != expected:
                 both = f"another run ({run_id}) than rank 0's ({expected})"
                 raise ValueError(f"{where} holds {both}; remove it")
-            run.checkpoints.mkdir(parents=True, exist_ok=True)
+            run.path.mkdir(parents=True, exist_ok=True)
             for name, data in files.items():
                 replace_file(run.path / name, data)
+            # Only now: a folder without run.json that holds this folder is not known as a run's.
+            run.checkpoints.mkdir(exist_ok=True)
 
 
 @dataclass(frozen=True)
