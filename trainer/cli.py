@@ -339,6 +339,7 @@ def _evaluate_pairs(settings: EvaluateSettings, name: str) -> dict[str, Any]:
         A dict for a JSON file with the keys "model", "pairs", "score" (the kind of score) and
         "equal_pairs" (the number of pairs whose sentences are equal), and those of the accuracies.
     """
+    from pipeline.storage.folder import parse_storage_options
     from trainer.inference.evaluate_pairs import evaluate_pairs
     from trainer.inference.open_model import open_model
     from trainer.minimal_pairs.accuracy import format_accuracies
@@ -346,7 +347,7 @@ def _evaluate_pairs(settings: EvaluateSettings, name: str) -> dict[str, Any]:
     from trainer.process.ranks import choose_device
 
     pair_set = read_pairs(name, settings.group_by, settings.pairs_limit)
-    opened = open_model(settings.model)
+    opened = open_model(settings.model, parse_storage_options(settings.storage_options))
     score = "left-to-right" if opened.config.is_causal else settings.pll
     say(f"{opened.where} on {name}, {score} scores")
     accuracies = evaluate_pairs(

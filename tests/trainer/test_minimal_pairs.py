@@ -272,6 +272,20 @@ def test_flags_and_files_that_are_not_there_are_refused(hf, tmp_path, capsys):
     assert f"{tmp_path}: no file is there" in capsys.readouterr().err
 
 
+def test_a_run_at_a_url_is_opened_with_the_storage_options(opened, tmp_path, monkeypatch):
+    asked = []
+
+    def open_at_url(name, options):
+        asked.append((name, options))
+        return opened
+
+    monkeypatch.setattr("trainer.inference.open_model.open_model", open_at_url)
+    (tmp_path / "pairs.jsonl").write_text(line())
+    run = ["--model", "s3://bucket/run", "--storage_options", '{"anon": true}']
+    assert main(["evaluate", *run, "--pairs", str(tmp_path / "pairs.jsonl")]) == 0
+    assert asked == [("s3://bucket/run", {"anon": True})]
+
+
 def test_models_that_cannot_score_are_refused(opened):
     headless = {name: opened.state[name] for name in opened.state if "mlm_head" not in name}
     with pytest.raises(ValueError, match="masked language model head, which evaluate measures"):

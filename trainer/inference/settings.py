@@ -8,7 +8,7 @@ from pipeline.storage.quoting import quote
 
 Rows = Literal["token", "word", "cls", "mean", "pooler"]
 """The kinds of rows of features: one for each token, word or text."""
-_OF_DATA = ("split", "seq_len", "num_instances", "storage_options")
+_OF_DATA = ("split", "seq_len", "num_instances")
 """Settings of `evaluate` that only apply to a dataset."""
 _OF_PAIRS = ("group_by", "pairs_limit", "pll")
 """Settings of `evaluate` that only apply to minimal pairs."""
