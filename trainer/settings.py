@@ -249,8 +249,8 @@ class PretrainSettings:
         zero_stage: The stage of ZeRO, with which DeepSpeed partitions the training over ranks: 0
             nothing, 1 the optimizer's state, 2 gradients as well, 3 weights as well (adamw only).
         deepspeed: A ds_config.json for settings that no flag and no --config file gives.
-        micro_tokens: The most real tokens of one forward pass on one rank. It bounds memory and
-            changes no result.
+        micro_tokens: The most real tokens of one forward pass on one rank. It bounds memory. Global
+            batches do not depend on it; the rounding of sums and the masks of dropout do.
         activation_checkpointing: Whether only each layer's input is kept for the backward pass,
             which then computes the other activations again. It saves memory and takes time.
         compile: Whether torch.compile compiles the model around attention, once for all lengths.

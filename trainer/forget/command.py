@@ -54,10 +54,7 @@ class _Task:
 
     @property
     def cache_dir(self) -> str | None:
-        """Folder of the new run in which data that were read are kept; None for the default one.
-
-        It is the folder of the command's settings, or else that of the old run's settings.
-        """
+        """The `cache_dir` of the command's settings, or that of the old run if there is none."""
         return self.settings.cache_dir or self.old.settings.cache_dir
 
     @property
