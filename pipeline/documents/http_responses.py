@@ -211,7 +211,11 @@ def _decode_brotli(body: bytes) -> bytes:
 
 
 def _decode_zstd(body: bytes) -> bytes:
-    """Decompresses all frames of a zstd body. A body of another kind is returned unchanged."""
+    """Decompresses all frames of a zstd body. A body of another kind is returned unchanged.
+
+    Raises:
+        BadDocumentError: The body is damaged, or its text is too long.
+    """
     import zstandard
 
     if not body.startswith(_ZSTD):

@@ -177,7 +177,11 @@ def _digest(data: bytes) -> str:
 
 @lru_cache(maxsize=8)
 def _unpack(sent: Broadcast) -> Any:
-    """Decodes the value of a broadcast from its data or its file. The last values are cached."""
+    """Decodes the value of a broadcast from its data or its file. The last values are cached.
+
+    Raises:
+        ValueError: The file is not what the job wrote.
+    """
     data = sent.data or sent.folder.read(sent.file_name)
     if _digest(data) != sent.digest:
         raise ValueError(

@@ -233,7 +233,12 @@ class Dataset:
         return reread_damaged(read, is_local=self.is_local, is_expected=True)
 
     def _read_checked(self, name: str) -> bytes:
-        """Reads a file once, and checks its sha256 if the manifest has one, for `read_file`."""
+        """Reads a file once, and checks its sha256 if the manifest has one, for `read_file`.
+
+        Raises:
+            FileNotFoundError: The file is missing.
+            ValueError: The file has another sha256.
+        """
         with self._named_absence(name):
             data = self.folder.read(name)
         expected = self.manifest.sha256_of(name)

@@ -241,7 +241,12 @@ class DocumentIndex:
                 return None
 
     def _build(self, shard: Shard) -> "ShardDocuments":
-        """Reads the documents of a shard, and keeps them in the cache."""
+        """Reads the documents of a shard, and keeps them in the cache.
+
+        Raises:
+            ValueError: The shard holds another number of instances than the shard table says, or
+                the cache cannot be written.
+        """
         pairs = list(_read_documents(self.dataset, shard))
         document_a = np.concatenate([pair[0] for pair in pairs])
         document_b = np.concatenate([pair[1] for pair in pairs])

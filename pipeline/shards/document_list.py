@@ -54,6 +54,9 @@ def parse_document_list(data: bytes, where: str) -> tuple[int, ...]:
     Args:
         data: The content of the file.
         where: The file, for messages.
+
+    Raises:
+        ValueError: A line does not begin with an id, or the file lists no document.
     """
     documents: dict[int, None] = {}
     for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
@@ -66,7 +69,11 @@ def parse_document_list(data: bytes, where: str) -> tuple[int, ...]:
 
 
 def _parse_line(line: str, where: str) -> int:
-    """Returns the first 64 bits of the id in a line that is not empty."""
+    """Returns the first 64 bits of the id in a line that is not empty.
+
+    Raises:
+        ValueError: The line does not begin with an id.
+    """
     words = line.split(None, 1)
     found = words[0]
     if line.startswith("{"):

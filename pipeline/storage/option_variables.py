@@ -32,6 +32,9 @@ def _fill_in(value: Any, option: str) -> Any:
     Args:
         value: The value of an option, or a value inside it.
         option: The name of the option, for the message.
+
+    Raises:
+        ValueError: The environment variable is not set.
     """
     if isinstance(value, Mapping):
         return {name: _fill_in(part, name) for name, part in value.items()}

@@ -119,6 +119,9 @@ def _step_rows(path: Path, where: str) -> Iterator[tuple[int, int, int]]:
     """Yields the step, the phase and the position in each row of metrics.jsonl about a step.
 
     Rows of other splits, such as those of validation, are left out.
+
+    Raises:
+        ValueError: A line is no JSON object, or a step, phase or position is no whole number.
     """
     for number, line in enumerate(_whole_lines(path), start=1):
         match = _ROW.match(line)
