@@ -38,6 +38,7 @@ COMMANDS = {
         "make a run again as if documents had been left out of it",
         "trainer.forget.settings:ForgetSettings", "trainer.forget.command:forget",
         positionals=("run",), unwinds=False, local=("output", "cache_dir"),
+        check="trainer.first_checks:check_forget",
     ),
     "finetune": Command(
         "train a pretrained model on a task, over settings and seeds",

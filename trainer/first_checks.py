@@ -20,6 +20,7 @@ from trainer.finetune.settings import (
     check_settings,
     check_task,
 )
+from trainer.forget.settings import ForgetSettings
 from trainer.inference.settings import (
     EvaluateSettings,
     ExportSettings,
@@ -38,8 +39,8 @@ def check_pretrain(settings: PretrainSettings) -> None:
 
     Raises:
         ValueError: A setting or the list of `leave_out` is wrong.
-        FileNotFoundError: The dataset, the minimal pairs, the model of `init_from` or the list of
-            `leave_out` does not exist.
+        FileNotFoundError: The dataset, the minimal pairs, the model of `init_from`, the run of
+            `continue_from` or the list of `leave_out` does not exist.
     """
     resolve(settings).model_config(_VOCAB_SIZE)
     if _has_several_ranks():
@@ -50,8 +51,24 @@ def check_pretrain(settings: PretrainSettings) -> None:
     is_new = not (Path(settings.output) / "run.json").exists() and settings.checkpoint.url is None
     if is_new and settings.init_from is not None:
         _check_model(settings.init_from)
+    if is_new and settings.continue_from is not None:
+        _check_run(settings.continue_from)
     if is_new and settings.leave_out is not None:
         read_document_list(settings.leave_out)
+
+
+def check_forget(settings: ForgetSettings) -> None:
+    """Refuses a run that does not exist, and a list that names no documents.
+
+    Raises:
+        ValueError: The list is wrong.
+        FileNotFoundError: There is no such folder, or no such list.
+    """
+    if _has_several_ranks():
+        return
+    _check_run(settings.run)
+    if _is_local(settings.documents):
+        read_document_list(settings.documents)
 
 
 def check_finetune(settings: FinetuneSettings) -> None:
@@ -90,10 +107,7 @@ def check_export(settings: ExportSettings) -> None:
     Raises:
         FileNotFoundError: There is no such folder.
     """
-    folder = _folder_of(settings.run)
-    if _is_absent(folder):
-        cure = "give the --output of a pretrain command, or the folder of a model"
-        raise FileNotFoundError(f"{folder}: found no folder; {cure}")
+    _check_run(settings.run)
 
 
 def check_fill_mask(settings: FillMaskSettings) -> None:
@@ -151,6 +165,21 @@ def _check_data(entries: Iterable[str]) -> None:
     for _, url, _ in parse_entries(list(entries)):
         if _is_local(url) and not (Path(url) / MANIFEST).exists():
             open_dataset(url)
+
+
+def _check_run(name: str) -> None:
+    """Refuses a run whose folder does not exist. What the folder holds is not looked up.
+
+    Args:
+        name: A path, RUN@STEP or a URL. URLs are not looked up.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+    """
+    folder = _folder_of(name)
+    if _is_absent(folder):
+        cure = "give the --output of a pretrain command"
+        raise FileNotFoundError(f"{folder}: found no folder; {cure}")
 
 
 def _check_files(flag: str, paths: Iterable[str]) -> None:

@@ -105,7 +105,7 @@ ROOMS = {
     ),
     "trainer.first_checks": (
         "pipeline.storage pipeline.shards .stream.order .minimal_pairs .conversion .settings"
-        " .inference .finetune"
+        " .inference .finetune .forget"
     ),
     "trainer.cli": (
         "pipeline.storage pipeline.command_line pipeline.shards .process .minimal_pairs"

@@ -13,6 +13,7 @@ from trainer.inference.settings import ExportSettings
 from trainer.settings import Phase, PretrainSettings
 
 PRETRAIN = "pretrain --config bert-tiny --data nowhere --output R"
+WITH_DATA = "pretrain --config bert-tiny --data D --output R"
 FINETUNE = "finetune --task sst2 --model ./nowhere --train t.tsv --validation t.tsv --output R"
 NO_MODEL = "./nowhere: found no folder; expected config.json with model.safetensors"
 NO_PAIRS = "no file is there, expected a file of pairs"
@@ -22,7 +23,11 @@ ANSWERS = {
     f"{PRETRAIN} --peak_lr -1": "peak_lr -1.0 must be above 0",
     f"{PRETRAIN} --model.overrides.hiden_size 3": "hiden_size is unknown; did you mean hidden_size",
     f"{PRETRAIN} --micro_tokens 3": "micro_tokens 3 cannot hold one instance of 128 tokens",
-    "pretrain --config bert-tiny --data D --output R --init_from ./nowhere": NO_MODEL,
+    f"{WITH_DATA} --init_from ./nowhere": NO_MODEL,
+    f"{WITH_DATA} --continue_from nowhere@5": "nowhere: found no folder; give the --output of a",
+    "forget nowhere --documents t.tsv --output R": "nowhere: found no folder; give the --output of",
+    "forget M --documents missing.txt --output R": "missing.txt: there is no such file; give a li",
+    "forget M --documents t.tsv --output R": "t.tsv:1: found 'sentence', expected a document's id",
     FINETUNE: NO_MODEL,
     f"{FINETUNE} --task sst": "task 'sst' is unknown; did you mean sst2? the tasks are cola, sst2",
     FINETUNE.replace(

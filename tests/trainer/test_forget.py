@@ -141,7 +141,7 @@ def test_forgetting_equals_never_having_read_and_is_certified(place, tmp_path, c
         ([3], {"data": "no-such"}, "no-such holds no manifest.json: not a finished dataset"),
         ([3], {"data": "other"}, "was trained on other datasets: root hash of data"),
         ([3], {"output": "run"}, "exists and is another run; give another --output, or remove it"),
-        ([3], {"run": "no-run"}, "no-run holds no run.json; give the --output of a pretrain"),
+        ([3], {"run": "no-run"}, "no-run: found no folder; give the --output of a pretrain"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(
