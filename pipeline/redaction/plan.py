@@ -16,7 +16,7 @@ import numpy as np
 
 from pipeline.shards.block import Array, block_instances
 from pipeline.shards.dataset import Dataset, read_block
-from pipeline.shards.document_ids import first_64_bits, iterate_id_rows
+from pipeline.shards.document_ids import are_among, first_64_bits, iterate_id_rows
 from pipeline.shards.document_index import open_document_index
 from pipeline.shards.document_list import read_document_list, refuse_unknown
 from pipeline.shards.growing import PLAN
@@ -275,13 +275,13 @@ def _scan_ids(
     sources: dict[int, int] = {}
     for rows in iterate_id_rows(dataset):
         ids = first_64_bits(rows)
-        is_redacted = np.isin(ids, documents)
+        is_redacted = are_among(ids, documents)
         before.update(rows.tobytes())
         after.update(rows[~is_redacted].tobytes())
         redacted.append(rows[is_redacted])
-        for row in rows[~is_redacted & np.isin(ids, validation)]:
+        for row in rows[~is_redacted & are_among(ids, validation)]:
             last_ids[_source_of(row)] = row[:ID_BYTES].tobytes().hex()  # ids ascend
-        for place in np.flatnonzero(np.isin(ids, wanted)).tolist():
+        for place in np.flatnonzero(are_among(ids, wanted)).tolist():
             sources[int(ids[place])] = _source_of(rows[place])
 
     if before.hexdigest() != dataset.manifest.settings["documents_hash"]:
@@ -312,12 +312,15 @@ def _describe_redacted(
         trained: The documents that train instances hold, uint64.
         held_out: The documents that validation instances hold, uint64.
     """
-    for row, document in zip(scan.redacted, first_64_bits(scan.redacted), strict=True):
+    ids = first_64_bits(scan.redacted)
+    is_trained = are_among(ids, trained)
+    is_validated = are_among(ids, held_out)
+    for place, row in enumerate(scan.redacted):
         source = _source_of(row)
         last_id = dataset.manifest.sources[source].get("validation", {}).get("last_id") or ""
         document_id = row[:ID_BYTES].tobytes()
-        is_lost = document not in trained and document_id.hex() <= last_id
-        yield _Redacted(document_id, source, bool(document in held_out) or is_lost)
+        is_lost = not is_trained[place] and document_id.hex() <= last_id
+        yield _Redacted(document_id, source, bool(is_validated[place]) or is_lost)
 
 
 def _reseal(shards: Sequence[Shard], redacted: Sequence[_Redacted]) -> list[Shard]:

@@ -15,6 +15,9 @@ from pipeline.shards.dataset import Dataset, read_blocks
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.shards.shard_file import pack_shard
 
+_READ_AT_ONCE = 8
+"""How many blocks of a shard are read at the same time, each by one request."""
+
 
 def rewrite_shard(dataset: Dataset, shard: Shard, rows: Array) -> tuple[bytes, Shard, BlockTable]:
     """Returns a shard of a dataset without some of its instances.
@@ -50,7 +53,7 @@ def rewrite_shard(dataset: Dataset, shard: Shard, rows: Array) -> tuple[bytes, S
 def _kept_blocks(dataset: Dataset, shard: Shard, rows: Array) -> Iterator[Block]:
     """Yields the blocks of a shard without the instances of some rows."""
     first = 0
-    for block in read_blocks(dataset, shard):
+    for block in read_blocks(dataset, shard, _READ_AT_ONCE):
         is_kept = np.ones(block.num_instances, np.bool_)
         places = rows[(rows >= first) & (rows < first + block.num_instances)] - first
         is_kept[places] = False

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import PurePosixPath
 
-import numpy as np
 from tqdm import tqdm
 
 from pipeline.inspect.dataset_card import write_card
@@ -29,7 +28,7 @@ from pipeline.machine import this_machine
 from pipeline.redaction.plan import RedactionPlan
 from pipeline.redaction.rewrite import rewrite_shard
 from pipeline.shards.dataset import Dataset, open_dataset
-from pipeline.shards.document_ids import first_64_bits, iterate_id_rows
+from pipeline.shards.document_ids import are_among, first_64_bits, iterate_id_rows
 from pipeline.shards.manifest import MANIFEST, group_totals, root_hash
 from pipeline.shards.records import Shard, json_bytes
 from pipeline.shards.verify import TOKENIZER, VOCAB
@@ -241,7 +240,7 @@ def _write_small_files(plan: RedactionPlan, output: Folder) -> None:
     """Writes documents.ids, the vocabulary, and the table of input files if there is one."""
     dataset = plan.dataset
     rows = iterate_id_rows(dataset)
-    kept = (part[~np.isin(first_64_bits(part), plan.documents)].tobytes() for part in rows)
+    kept = (part[~are_among(first_64_bits(part), plan.documents)].tobytes() for part in rows)
     write_document_ids(output, kept)
     for name in (VOCAB, TOKENIZER):
         output.write(name, dataset.read_file(name))

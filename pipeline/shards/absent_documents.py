@@ -6,6 +6,7 @@ import numpy as np
 
 from pipeline.shards.block import Block
 from pipeline.shards.dataset import Dataset
+from pipeline.shards.document_ids import are_among
 from pipeline.shards.document_list import find_listed
 from pipeline.shards.manifest import DOCUMENT_IDS
 from pipeline.shards.records import Shard
@@ -32,8 +33,8 @@ class AbsentDocuments:
 
     def __call__(self, _: Shard, block: Block) -> Iterator[str]:
         """Yields a message if an instance of a block has text of one of the documents."""
-        is_a = np.isin(block.document_a, self._documents)
-        is_b = np.isin(block.document_b, self._documents)
+        is_a = are_among(block.document_a, self._documents)
+        is_b = are_among(block.document_b, self._documents)
         rows = np.flatnonzero(is_a | is_b)
         if len(rows):
             first = int(rows[0])

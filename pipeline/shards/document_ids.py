@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from pipeline.shards.block import Array
 from pipeline.shards.dataset import Dataset
@@ -49,3 +50,18 @@ def first_64_bits(rows: Array) -> Array:
         [R] uint64.
     """
     return np.ascontiguousarray(rows[:, :8]).view(">u8").reshape(-1).astype(np.uint64)
+
+
+def are_among(ids: Array, documents: Array) -> npt.NDArray[np.bool_]:
+    """Returns whether each of some ids is among some documents: [R] bool.
+
+    Unlike `np.isin`, it does not sort the documents, which may be far more than the ids.
+
+    Args:
+        ids: [R] uint64, the first 64 bits of ids, in any order.
+        documents: [Q] uint64, ascending.
+    """
+    if not len(documents):
+        return np.zeros(len(ids), np.bool_)
+    places = np.minimum(np.searchsorted(documents, ids), len(documents) - 1)
+    return np.equal(documents[places], ids, dtype=np.bool_)

@@ -14,11 +14,14 @@ from pipeline.inspect.deep_verify import DeepCheck
 from pipeline.inspect.summary import read_report
 from pipeline.redaction import write as redaction_write
 from pipeline.redaction.rewrite import cut_blocks, keep_instances
+from pipeline.settings import BuildSettings
 from pipeline.shards.block import block_instances, concatenate_blocks, to_record_batch
 from pipeline.shards.dataset import open_dataset, read_blocks
+from pipeline.shards.document_ids import are_among
 from pipeline.shards.seal import add_seals
 from pipeline.shards.verify import verify_dataset
 from pipeline.storage import copies
+from pipeline.transforms.tokens import make_claim
 from tests.datasets import TINY
 from tests.pipeline.programs import run
 
@@ -117,6 +120,10 @@ def test_it_holds_exactly_the_other_instances(data, tmp_path, seed, capsys):
     assert f"{len(chosen)} document(s) of {tmp_path}/new.list: {num_left_out:,} of" in said
     assert contents(data) == before
 
+    for name, content in contents(tmp_path / "new").items():
+        if not name.endswith(".tar"):
+            assert not any(document[:16].encode() in content for document in chosen), name
+            assert not any(bytes.fromhex(document) in content for document in chosen), name
     names = {path.name for path in data.iterdir()} - NOT_COPIED
     assert {path.name for path in (tmp_path / "new").iterdir()} == names
     assert run("verify", tmp_path / "new", "--absent", tmp_path / "new.list") == 0
@@ -410,6 +417,13 @@ def test_no_build_adds_to_it(data, corpus, vocab_file, tmp_path, capsys, stage):
     assert contents(tmp_path / "new") == before
 
 
+def test_no_pipeline_writes_documents_into_it(data, vocab_file, tmp_path):
+    assert redact(data, sorted(ids_of(data))[60:61], tmp_path / "new") == 0
+    settings = BuildSettings(output=str(tmp_path / "new"), vocab=str(vocab_file))
+    with pytest.raises(ValueError, match="holds a redacted dataset, to which no build can add"):
+        make_claim(settings)
+
+
 def test_verify_names_what_must_be_absent(data, tmp_path, capsys):
     document = sorted(ids_of(data))[60]
     (tmp_path / "list").write_text(f"{document[:16]}\n")
@@ -516,6 +530,14 @@ def test_disks_without_links_and_shards_that_are_links(data, tmp_path, monkeypat
         if (tmp_path / "new" / shard.name).samefile(data / shard.name)
     )
     assert not (tmp_path / "copied" / name).samefile(data / name)
+
+
+def test_ids_are_looked_up_in_a_list():
+    ids = np.array([7, 1, 2**64 - 1, 0, 3], np.uint64)
+    listed = np.array([0, 3, 7, 9], np.uint64)
+    assert are_among(ids, listed).tolist() == [True, False, False, True, True]
+    assert are_among(ids, listed[:0]).tolist() == [False] * 5
+    assert are_among(ids[:0], listed).tolist() == []
 
 
 def test_instances_are_taken_out_of_a_block():

@@ -94,6 +94,8 @@ def test_a_redaction_on_s3_equals_a_local_one_and_copies_there(
     assert pipeline("verify", "s3://corpus/redacted", *words) == 0
     copied = [key for method, key in requests if method == "copy_object"]
     assert len(copied) == 3  # a shard of each pass, and that of validation
+    asked = [key for method, key in requests if method == "head_object" and key.endswith(".tar")]
+    assert len(asked) == 3 + 2  # one before each copy, and one after each upload
     sent = [key for method, key in requests if method == "put_object" and key.endswith(".tar")]
     assert len(sent) == 2
 
