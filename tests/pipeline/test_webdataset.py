@@ -701,6 +701,34 @@ def test_a_shard_is_held_once_beside_its_samples(tmp_path):
     assert row[2] < peak < 1.2 * row[2]
 
 
+@pytest.mark.parametrize(
+    ("max_samples", "expected"),
+    [
+        (2, [(bytes(16), 2, 1536, 30), (b"\0\1" + bytes(14), 1, 1024, 40)]),
+        (
+            1,
+            [
+                (bytes(16), 1, 512, 10),
+                (bytes(15) + b"\1", 1, 1024, 20),
+                (b"\0\1" + bytes(14), 1, 1024, 40),
+            ],
+        ),
+    ],
+)
+def test_a_range_is_planned_as_plain_tuples_which_beam_need_not_pickle(max_samples, expected):
+    rule = ShardRule(Folder("unused"), "part", 2**28, max_samples)
+    hashes = [b"\0\1" + bytes(14), bytes(15) + b"\1", bytes(16)]
+    sizes = [(1024, 40), (1024, 20), (512, 10)]
+    rows = [
+        digest + num_bytes.to_bytes(8, "big") + checksum.to_bytes(4, "big")
+        for digest, (num_bytes, checksum) in zip(hashes, sizes, strict=True)
+    ]
+    found = plan_range((0, rows), rule)
+    assert found == expected
+    assert {type(row) for row in found} == {tuple}
+    assert plan_shards([found], rule).expected == tuple(Tally(*row[1:]) for row in expected)
+
+
 def test_a_plan_of_a_hundred_thousand_shards_says_where_each_sample_goes():
     rule = ShardRule(Folder("unused"), "part", 2**28, 1)
     hashes = [hash_key(str(number)) for number in range(100_000)]
