@@ -15,6 +15,7 @@ from pipeline.pages.render import render
 from pipeline.shards.dataset import Dataset
 from pipeline.shards.manifest import named_damage, open_parquet, pass_folder
 from pipeline.shards.records import Group, json_bytes
+from pipeline.shards.redactions import describe_redactions
 from pipeline.shards.verify import describe_coverage, find_uncovered
 from pipeline.storage.folder import Folder
 from pipeline.storage.json_files import expected_fields, parse_object
@@ -85,6 +86,7 @@ def format_report(report: dict[str, Any]) -> str:
         f"dataset     {dataset['name']}",
         f"root hash   {dataset['root_hash']}",
         f"vocabulary  {dataset['vocab_size']:,} entries",
+        *describe_redactions(dataset["settings"]),
     ]
     if sources := dataset["sources"]:
         lines.append(f"sources     {sources['files']:,} file(s), {sources['bytes']:,} bytes")

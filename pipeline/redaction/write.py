@@ -139,10 +139,10 @@ def write_redaction(plan: RedactionPlan, output: Folder) -> Dataset:
 
     Args:
         plan: The plan.
-        output: The folder of the new dataset; `check_output` has accepted it.
+        output: The folder of the new dataset.
 
     Raises:
-        FileExistsError: Another command writes into the same local folder.
+        FileExistsError: `check_output` refuses the folder, or another command writes into it.
         FileNotFoundError: A shard of the old dataset was removed meanwhile.
         StorageError: A store failed in every attempt, or the disk is full.
         ValueError: A shard of the old dataset is damaged, or one of the new dataset was lost.
@@ -150,6 +150,7 @@ def write_redaction(plan: RedactionPlan, output: Folder) -> Dataset:
     if not output.is_local:
         return _write(plan, output)
     with locked_folder(output.local_path(), LOCK, _LOCK_SECONDS):
+        check_output(plan, output)  # another command may have held the lock until now
         return _write(plan, output)
 
 

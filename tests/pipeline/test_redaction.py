@@ -13,6 +13,7 @@ import pytest
 from pipeline.inspect.deep_verify import DeepCheck
 from pipeline.inspect.summary import read_report
 from pipeline.redaction import write as redaction_write
+from pipeline.redaction.plan import plan_redaction
 from pipeline.redaction.rewrite import cut_blocks, keep_instances
 from pipeline.settings import BuildSettings
 from pipeline.shards.block import block_instances, concatenate_blocks, to_record_batch
@@ -21,6 +22,7 @@ from pipeline.shards.document_ids import are_among
 from pipeline.shards.seal import add_seals
 from pipeline.shards.verify import verify_dataset
 from pipeline.storage import copies
+from pipeline.storage.folder import Folder
 from pipeline.transforms.tokens import make_claim
 from tests.datasets import TINY
 from tests.pipeline.programs import run
@@ -404,6 +406,31 @@ def test_an_output_that_is_something_else(data, tmp_path, capsys, place, message
     assert message in said
     assert len(said.splitlines()) == 1
     assert contents(tmp_path) == before
+
+
+def test_the_report_says_it(data, tmp_path, capsys):
+    """And `inspect` that there are no encoded documents."""
+    ids = sorted(ids_of(data))
+    assert redact(data, ids[60:62], tmp_path / "new") == 0
+    capsys.readouterr()
+    assert run("report", tmp_path / "new", "--output", tmp_path / "page.html") == 0
+    said = capsys.readouterr().out
+    assert "\nRedacted: 2 document(s), in " in said
+    assert "Documents read are kept: 120 read; 118 kept, 2 dropped" in said
+    assert run("inspect", tmp_path / "new", "--documents", ids[0][:16]) == 2
+    assert "where documents come from is not known" in capsys.readouterr().err
+
+
+def test_two_commands_with_one_output(data, tmp_path):
+    """The second one waits for the first, and then sees what that has made."""
+    ids = sorted(ids_of(data))
+    assert redact(data, ids[60:61], tmp_path / "new") == 0
+    before = contents(tmp_path / "new")
+    (tmp_path / "list").write_text(f"{ids[61]}\n")
+    plan = plan_redaction(open_dataset(str(data)), str(tmp_path / "list"))
+    with pytest.raises(FileExistsError, match="holds another dataset, not"):
+        redaction_write.write_redaction(plan, Folder(str(tmp_path / "new")))
+    assert contents(tmp_path / "new") == before
 
 
 @pytest.mark.parametrize("stage", ["build", "vocab", "tokens", "shards"])
