@@ -267,7 +267,8 @@ def _scan_ids(
     Raises:
         ValueError: The file is not the one that the manifest's documents_hash stands for.
     """
-    wanted = np.unique(np.concatenate([np.empty(0, np.uint64), *(s.documents for s in segments)]))
+    asked = [segments_of_shard.documents for segments_of_shard in segments]
+    wanted = np.unique(np.concatenate([np.empty(0, np.uint64), *asked]))
     before = hashlib.blake2b(digest_size=32)
     after = hashlib.blake2b(digest_size=32)
     redacted: list[Array] = []
@@ -414,8 +415,11 @@ def _describe(
         "documents_hash": scan.documents_hash,
         REDACTIONS: [*old.settings.get(REDACTIONS, ()), redaction],
     }
+    by_source: list[list[_Redacted]] = [[] for _ in old.sources]
+    for document in redacted:
+        by_source[document.source].append(document)
     sources = tuple(
-        _describe_source(source, [each for each in redacted if each.source == number], scan, number)
+        _describe_source(source, by_source[number], scan, number)
         for number, source in enumerate(old.sources)
     )
     return dataclasses.replace(
