@@ -182,6 +182,11 @@ def ask(settings: AskSettings, _remainder: object = None) -> int:
         from trainer.replay.check_certificate import check_certificate
 
         return check_certificate(settings)
+    if settings.blame is not None:
+        from trainer.replay.blame_step import blame_step
+
+        blame_step(settings)
+        return 0
     from trainer.ask.command import answer
 
     answer(settings)

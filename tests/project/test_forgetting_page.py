@@ -34,6 +34,9 @@ def test_a_run_is_asked(tmp_path):
     assert records[0]["reads"] == len(records) - 1
     assert f"{records[0]['reads']} times in {records[0]['steps']} steps" in said[2]
     assert said[3] == ""
+    assert "step 7, 16 instances: the norm of its gradient\n" in said[4]
+    assert len(re.findall(r"^ +\d+ +-?\d+\.\d%  ", said[4], re.MULTILINE)) == 10
+    assert re.search(r"^  [0-9a-f]{16}  input \(en\), .*notes.jsonl:\d+$", said[4], re.MULTILINE)
     asked = records[0]
     said = run_block(FORGETTING, tmp_path, **cache)
     plan = f"steps of run have read their instances {asked['reads']} times, the first in step"

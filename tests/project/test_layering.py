@@ -87,8 +87,8 @@ ROOMS = {
         " .stream.order .stream .settings .runs .checkpoints .pretrain"
     ),
     "trainer.replay": (
-        "pipeline.storage pipeline.shards .process .stream.order .stream .engine .settings .runs"
-        " .checkpoints .ask .pretrain .forget"
+        "pipeline.storage pipeline.shards pipeline.inspect .process .stream.order .stream.batches"
+        " .stream .model .engine .settings .runs .checkpoints .ask .pretrain .forget"
     ),
     "trainer.inference": (
         "tokenizer pipeline.storage pipeline.command_line pipeline.shards .stream.batches .stream"

@@ -6,7 +6,8 @@ A record is a mapping with plain values. Its `kind` is one of these:
 - instance: one instance of a step, with its tokens and masks;
 - document: where a document is from and, if it was asked for, how often steps have read it;
 - read: one time that a step read an instance of the document whose record comes before;
-- claim: a claim of a certificate, with a verdict (trainer/replay/claims.py).
+- claim: a claim of a certificate, with a verdict (trainer/replay/claims.py);
+- blame, half, culprit: what makes the gradient of a step large (trainer/replay/blame_step.py).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -51,14 +52,14 @@ def answer_steps(
     vocabulary = read_vocabulary(run.mixture[0].dataset)
     named: set[tuple[int, str]] = set()
     for content in contents:
-        documents = _documents_of(content)
+        documents = documents_of(content)
         yield _describe_step(run, content, len({document for _, document in documents}))
         for slot in range(content.block.num_instances):
-            yield _describe_instance(run, content, slot, vocabulary)
+            yield describe_slot(run, content, slot, vocabulary)
         fresh = sorted(documents - named)
         named |= documents
         if origins is not None:
-            yield from _describe_origins(run, origins, fresh)
+            yield from describe_origins(run, origins, fresh)
 
 
 def _describe_step(run: AskedRun, content: StepContent, num_documents: int) -> Record:
@@ -88,9 +89,7 @@ def _describe_step(run: AskedRun, content: StepContent, num_documents: int) -> R
     }
 
 
-def _describe_instance(
-    run: AskedRun, content: StepContent, slot: int, vocabulary: Vocabulary
-) -> Record:
+def describe_slot(run: AskedRun, content: StepContent, slot: int, vocabulary: Vocabulary) -> Record:
     """Returns the record of an instance of a step, with its tokens and masks.
 
     Args:
@@ -119,7 +118,7 @@ def _describe_instance(
     }
 
 
-def _documents_of(content: StepContent) -> set[tuple[int, str]]:
+def documents_of(content: StepContent) -> set[tuple[int, str]]:
     """Returns the documents of a step's instances.
 
     Args:
@@ -137,7 +136,7 @@ def _documents_of(content: StepContent) -> set[tuple[int, str]]:
     }
 
 
-def _describe_origins(
+def describe_origins(
     run: AskedRun, origins: Origins, documents: Sequence[tuple[int, str]]
 ) -> Iterator[Record]:
     """Yields a record for each document whose origin is known.

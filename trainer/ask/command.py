@@ -85,15 +85,7 @@ def _answer(
     """
     aside = partial(say, is_aside=True)
     lookup = Origins(run.mixture, options)
-    origins = lookup if settings.origins else None
-    if origins is not None:
-        lost = [
-            source.dataset.url
-            for dataset, source in enumerate(run.mixture)
-            if origins.tokens(dataset) is None
-        ]
-        if lost:
-            aside(_ORIGINS_LOST.format(", ".join(lost)))
+    origins = open_origins(run, lookup) if settings.origins else None
     if settings.document or settings.text:
         documents = name_documents(run, settings.document, settings.text, lookup)
         return answer_documents(run, documents, origins, settings.cache_dir, aside)
@@ -111,6 +103,18 @@ def _answer(
     return answer_steps(run, reader.read(settings.steps), origins)
 
 
+def open_origins(run: AskedRun, origins: Origins) -> Origins:
+    """Returns `origins`, and says on standard error which datasets' documents it cannot look up."""
+    lost = [
+        source.dataset.url
+        for dataset, source in enumerate(run.mixture)
+        if origins.tokens(dataset) is None
+    ]
+    if lost:
+        say(_ORIGINS_LOST.format(", ".join(lost)), is_aside=True)
+    return origins
+
+
 def _as_json(records: Iterable[Record]) -> Iterator[str]:
     """Yields each record as one line of JSON, without secrets."""
     return (hide(json.dumps(record, ensure_ascii=False)) for record in records)
@@ -122,6 +126,8 @@ def _describe(settings: AskSettings) -> str:
         return "Steps whose gradients were not used"
     if settings.certificate is not None:
         return f"Claims of {settings.certificate}"
+    if settings.blame is not None:
+        return f"What makes the gradient of step {settings.blame}"
     if settings.step is not None:
         return f"Step {settings.step}"
     return f"Steps that read {', '.join([*settings.document, *settings.text])}"

@@ -8,10 +8,12 @@ from pipeline.pages.render import render
 from trainer.ask.answers import Record
 from trainer.ask.table import (
     describe_checkpoints,
+    describe_norms,
     describe_origin,
     describe_reads,
     describe_refusal,
     describe_segments,
+    describe_slots,
 )
 
 MOST_RECORDS = 20_000
@@ -33,6 +35,7 @@ def render_answer(name: str, question: str, records: Iterable[Record]) -> str:
     documents: list[dict[str, Any]] = []
     origins: dict[str, Record] = {}
     claims: list[tuple[str, str, str]] = []
+    blamed: dict[str, list[Record]] = {"blame": [], "half": [], "culprit": []}
     for number, record in enumerate(records):
         if number == MOST_RECORDS:
             raise ValueError(
@@ -42,6 +45,8 @@ def render_answer(name: str, question: str, records: Iterable[Record]) -> str:
             )
         if record["kind"] == "claim":
             claims.append((record["verdict"], record["claim"], record["why"]))
+        elif record["kind"] in blamed:
+            blamed[record["kind"]].append(record)
         elif record["kind"] == "step":
             steps.append({**record, "rows": []})
         elif record["kind"] == "instance":
@@ -60,9 +65,12 @@ def render_answer(name: str, question: str, records: Iterable[Record]) -> str:
         documents=documents,
         origins=origins,
         claims=claims,
+        blamed=blamed,
         describe_checkpoints=describe_checkpoints,
         describe_origin=describe_origin,
         describe_reads=describe_reads,
+        describe_norms=describe_norms,
         describe_refusal=describe_refusal,
         describe_segments=describe_segments,
+        describe_slots=describe_slots,
     )

@@ -23,6 +23,9 @@ class AskSettings:
         replay_from: The step of the checkpoint from which the steps for --certificate are made
             again; 0 is the beginning of the run. null takes the checkpoint that the certificate
             names, or the newest one before the last if that is gone.
+        blame: A step whose gradient is to be explained. It is made again from the checkpoint before
+            it, with and without some of its instances, and they are listed by what they add to the
+            gradient (docs/forgetting.md).
         format: How the answer is written: as a table to read; as jsonl, one JSON object per line
             with all tokens and masks; or as an html page.
         output: File of the answer. null prints it, or writes a page to ask.html in the run's
@@ -44,6 +47,7 @@ class AskSettings:
     spikes: bool = False
     certificate: str | None = None
     replay_from: int | None = None
+    blame: int | None = None
     format: Literal["table", "jsonl", "html"] = "table"
     output: str | None = None
     origins: bool = True
@@ -57,11 +61,13 @@ class AskSettings:
             "--spikes": self.spikes,
             "--document and --text": bool(self.document or self.text),
             "--certificate": self.certificate is not None,
+            "--blame": self.blame is not None,
         }
         asked = [flag for flag, is_asked in questions.items() if is_asked]
         if not asked:
             raise ValueError(
-                "nothing is asked: give --step, --spikes, --document, --text or --certificate"
+                "nothing is asked: give --step, --spikes, --document, --text, --certificate or"
+                " --blame"
             )
         if len(asked) > 1:
             raise ValueError(
@@ -69,6 +75,8 @@ class AskSettings:
             )
         if self.replay_from is not None and self.certificate is None:
             raise ValueError("--replay_from is for --certificate: give it too, or leave this out")
+        if self.blame is not None and self.blame < 1:
+            raise ValueError(f"blame is {self.blame}; give a step, counted from 1")
         _ = self.steps
 
     @property

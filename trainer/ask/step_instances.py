@@ -107,16 +107,21 @@ class StepReader:
             anomaly = self._run.refused.get(step)
             yield self._content(stream, step, phase, position, rows, anomaly, is_undone=False)
 
-    def read_refused(self) -> Iterator[StepContent]:
+    def read_refused(self, step: int | None = None) -> Iterator[StepContent]:
         """Yields what the steps read whose gradients were not used, lazily.
 
         They are in the order in which they were made. Steps that the run has undone are among them.
+
+        Args:
+            step: The number of the steps to yield; None yields steps of all numbers.
 
         Raises:
             FileNotFoundError: A shard is missing.
             ValueError: A file is damaged, or the positions of a step are not those of its stream.
         """
         for number, anomaly in enumerate(self._run.anomalies):
+            if step not in (None, anomaly.step):
+                continue
             if self._run.refused.get(anomaly.step) is anomaly:
                 yield from self.read([anomaly.step])
                 continue

@@ -1,7 +1,7 @@
 """Writes the answer of `python -m trainer ask` as a table to read.
 
 An answer is a sequence of records (trainer/ask/answers.py): about steps, their instances,
-documents, reads and claims. A read is one time that a step read an instance with a document.
+documents and other things. A read is one time that a step read an instance with a document.
 """
 
 from collections.abc import Iterable, Iterator
@@ -223,8 +223,76 @@ def _format_claim(record: Record, _: bool) -> Iterator[str]:
     yield f"{'':17}  {printable(record['why'])}"
 
 
+def _format_blame(record: Record, _: bool) -> Iterator[str]:
+    """Yields the lines about the norm of a step's gradient."""
+    yield f"step {record['step']:,}, {record['instances']:,} instances: the norm of its gradient"
+    yield from (f"  {name:<14} {text}" for name, text in describe_norms(record))
+
+
+def describe_norms(record: Record) -> list[tuple[str, str]]:
+    """Returns the norms of a step that was made again, as the rows of a small table.
+
+    Args:
+        record: The record of kind blame.
+    """
+    median = record["median_before"]
+    before = "not known" if median is None else f"{median:.4g}, the median"
+    recorded = record["recorded_norm"]
+    steps = f"{record['steps_made']:,} steps were made again from {record['begin']}"
+    passes = f"the step {record['passes']:,} times, and its instances alone"
+    return [
+        ("before", f"{before} of the {record['steps_before']:,} steps before"),
+        ("recorded", "not known" if recorded is None else _norm(recorded)),
+        ("with dropout", f"{_norm(record['norm_with_dropout'])}, made again as the run made it"),
+        ("without", f"{_norm(record['norm'])}, made again without dropout, as all below"),
+        ("passes", f"{steps}, then {passes} {record['single_passes']:,} times"),
+    ]
+
+
+def _format_half(record: Record, follows: bool) -> Iterator[str]:
+    """Yields the line of a half, after a line of column names if it is the first."""
+    if not follows:
+        yield ""
+        yield f"  {'left out':<16}  norm without them"
+    yield f"  {describe_slots(record):<16}  {_norm(record['norm_without'])}"
+
+
+def describe_slots(record: Record) -> str:
+    """Returns the slots of a half in words, such as "slots 0-7"."""
+    first = record["first_slot"]
+    last = record["last_slot"]
+    return f"slot {first}" if first == last else f"slots {first}-{last}"
+
+
+def _format_culprit(record: Record, follows: bool) -> Iterator[str]:
+    """Yields the line of an instance, after a line of column names if it is the first."""
+    if not follows:
+        yield ""
+        yield (
+            f"  {'slot':>5}  {'share':>7}  {'norm without it and those above':>31}  {'A':<16}"
+            f"  {'B':<16}  text of A"
+        )
+    without = record["norm_without_first"]
+    shown = "-" if without is None else _norm(without)
+    other = record["document_b"] if record["is_random_next"] else "next"
+    text = format_segment(record["a"])
+    cut = text if len(text) <= _TEXT_WIDTH else f"{text[: _TEXT_WIDTH - 3]}..."
+    yield (
+        f"  {record['slot']:>5}  {record['share']:>7.1%}  {shown:>31}  {record['document_a']:<16}"
+        f"  {other:<16}  {printable(cut)}"
+    )
+
+
+def _norm(value: float | str) -> str:
+    """Returns a norm as text; a norm that is not finite may be text already."""
+    return value if isinstance(value, str) else f"{value:.4g}"
+
+
 _FORMATS = {
     "claim": _format_claim,
+    "blame": _format_blame,
+    "half": _format_half,
+    "culprit": _format_culprit,
     "step": _format_step,
     "instance": _format_instance,
     "document": _format_document,

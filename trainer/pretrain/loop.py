@@ -178,6 +178,9 @@ def train_phase(run: Run) -> None:
     run.weights_check.forget()
     clock = PhaseClock(phase, settings.budget_seconds(phase_index), run.position.phase_seconds)
     for rank_step, counts, loader in _agreed_steps(run, phase, clock):
+        if run.stops_before is not None and run.stops_before(rank_step):
+            run.must_stop = True
+            return
         if run.position.phase_step == 0:
             begin_phase(run.optimizer, phase)
         learning_rate = clock.learning_rate(run.position.phase_step, counts.elapsed_seconds)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ from trainer.stream.known import KnownPasses
 from trainer.stream.left_out import LeftOutDocuments
 from trainer.stream.order.source import Mixture, open_mixture, open_mixture_again, opened_mixture
 from trainer.stream.order.state import parse_state
+from trainer.stream.step import RankStep
 from trainer.watch.gauge import Gauge
 from trainer.watch.recorder import Recorder, open_recorder
 from trainer.watch.terminal import Progress
@@ -122,6 +123,9 @@ class Run:
             saved none, or has gone back.
         save_seconds: Seconds for which saving has stopped the training since `take_save_seconds`
             was called last.
+        stops_before: Called with this rank's share of each step before the step is made. If it
+            returns True, which it must do on all ranks, the step is not made and the run stops.
+            None makes all steps.
     """
 
     settings: PretrainSettings
@@ -148,6 +152,7 @@ class Run:
     num_made: int = 0
     saved_position: Position | None = None
     save_seconds: float = 0.0
+    stops_before: Callable[[RankStep], bool] | None = None
 
     @property
     def is_finished(self) -> bool:
