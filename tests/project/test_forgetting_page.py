@@ -42,6 +42,7 @@ def test_a_run_is_asked(tmp_path):
     plan = f"steps of run have read their instances {asked['reads']} times, the first in step"
     assert said.count(f"1 document(s) to forget: {plan} {records[1]['step']}") == 2
     assert "not covered: The vocabulary of data stays as it is. It was learned from the" in said
+    assert "near-duplicates in data: 0 document(s) at least 0.8 like one of them\n" in said
     assert "run2: finished, 20 steps" in said
     page = (tmp_path / "run2/certificate.html").read_text()
     assert hash_id(int(asked["id"][:16], 16)) in page

@@ -83,8 +83,9 @@ ROOMS = {
         " .checkpoints .guards .watch"
     ),
     "trainer.forget": (
-        "pipeline.storage pipeline.pages pipeline.command_line pipeline.shards .process"
-        " .stream.order .stream .settings .runs .checkpoints .pretrain"
+        "pipeline.storage pipeline.pages pipeline.command_line pipeline.shards pipeline.tokens"
+        " pipeline.inspect .process .stream.order .stream .settings .runs .checkpoints .ask"
+        " .pretrain"
     ),
     "trainer.replay": (
         "pipeline.storage pipeline.shards pipeline.inspect .process .stream.order .stream.batches"

@@ -15,7 +15,7 @@ from pipeline.storage.local import replace_file
 from trainer.checkpoints.files import find_checkpoints, read_marker
 from trainer.runs.json_files import to_json
 from trainer.runs.run_folder import RunFolder
-from trainer.stream.order.source import Mixture
+from trainer.stream.order.source import Mixture, WeightedDataset
 
 CERTIFICATE = "certificate.json"
 PAGE = "certificate.html"
@@ -33,16 +33,22 @@ def hash_id(document: int) -> str:
     return hashlib.sha256(f"{document:016x}".encode()).hexdigest()
 
 
-def describe_limits(mixture: Mixture, facts: Mapping[str, Any]) -> list[str]:
+def describe_limits(
+    mixture: Mixture, facts: Mapping[str, Any], num_near_duplicates: Mapping[str, int | None]
+) -> list[str]:
     """Returns sentences that say what forgetting documents does not cover.
 
     Args:
         mixture: The datasets of the run.
         facts: The run.json of the run.
+        num_near_duplicates: For each dataset, by its name, the number of documents that were found
+            to be nearly the same as a forgotten one; None if that is not known. A dataset that was
+            not searched is not in it.
     """
     limits = []
     for source in mixture:
         limits += _limits_of(source.name, source.dataset)
+        limits.append(_limit_of_likeness(source, num_near_duplicates.get(source.name)))
     base = facts.get("base_model", {}).get("name")
     if base:
         limits.append(f"The base model {base}, which the run began with, is not changed.")
@@ -72,18 +78,31 @@ def _limits_of(name: str, dataset: Dataset) -> list[str]:
         )
     else:
         limits.append(f"The vocabulary of {name} stays as it is, wherever it was learned.")
-    threshold = dataset.manifest.settings.get("near_duplicates")
-    if threshold is None:
-        limits.append(
-            f"{name} was built without --near_duplicates, so it does not know which other documents"
-            " are nearly the same. They are not forgotten unless they are listed."
-        )
-    else:
-        limits.append(
-            f"{name} was built with --near_duplicates: of documents that are nearly the same it"
-            " holds one. Documents below that likeness are not forgotten unless they are listed."
-        )
     return limits
+
+
+def _limit_of_likeness(source: WeightedDataset, num_found: int | None) -> str:
+    """Returns the sentence of `describe_limits` about documents that are nearly the same.
+
+    Args:
+        source: The dataset.
+        num_found: How many were found; None if they were not looked for, or could not be found.
+    """
+    not_forgotten = "They are not forgotten unless they are listed."
+    if num_found is not None:
+        return (
+            f"{num_found:,} document(s) of {source.name} were found to be nearly the same as a"
+            f" forgotten one, and are not listed. {not_forgotten}"
+        )
+    if source.dataset.manifest.settings.get("near_duplicates") is None:
+        return (
+            f"{source.name} was built without --near_duplicates, and nobody looked for documents"
+            f" that are nearly the same as a forgotten one. {not_forgotten}"
+        )
+    return (
+        f"{source.name} was built with --near_duplicates: of documents that are nearly the same it"
+        " holds one. Documents below that likeness are not forgotten unless they are listed."
+    )
 
 
 def write_certificate(run: RunFolder, documents: Sequence[int], limits: Sequence[str]) -> Path:

@@ -14,6 +14,7 @@ from pipeline.storage.local import replace_file
 from pipeline.storage.terminal import say
 from trainer.checkpoints.store import newest_json
 from trainer.forget.certificate import CERTIFICATE, describe_limits, write_certificate
+from trainer.forget.near_duplicates import describe_near_duplicates, find_near_duplicates
 from trainer.forget.plan import (
     ForgettingPlan,
     OldRun,
@@ -153,16 +154,38 @@ def _prepare(task: _Task, ranks: Ranks) -> bool:
     return bool(ranks.from_first(is_needed))
 
 
-def _say_plan(task: _Task) -> ForgettingPlan:
+@dataclass(frozen=True)
+class _Planned:
+    """A plan of a forgetting.
+
+    Attributes:
+        plan: From which checkpoint the run is made again.
+        num_near_duplicates: For each dataset, by its name, the number of documents that are nearly
+            the same as a document to forget; None if that is not known. It is empty if nobody has
+            looked for them.
+    """
+
+    plan: ForgettingPlan
+    num_near_duplicates: dict[str, int | None]
+
+
+def _say_plan(task: _Task) -> _Planned:
     """Plans the forgetting, prints the plan and what it does not cover, and returns the plan."""
     old = task.old
     mixture = open_run_data(old, task.settings.data, task.options)
     plan = plan_forgetting(old, mixture, task.settings.documents, task.cache_dir)
     for line in plan.describe(task.settings.run):
         say(line)
-    for limit in describe_limits(mixture, old.facts):
+    counts: dict[str, int | None] = {}
+    threshold = task.settings.near_duplicates
+    if threshold is not None:
+        found = find_near_duplicates(mixture, plan.documents, threshold, task.options)
+        for line in describe_near_duplicates(found, threshold):
+            say(line)
+        counts = {name: None if each is None else len(each) for name, each in found.items()}
+    for limit in describe_limits(mixture, old.facts, counts):
         say(f"  not covered: {limit}")
-    return plan
+    return _Planned(plan, counts)
 
 
 def _make_run(task: _Task, ranks: Ranks) -> bool:
@@ -178,7 +201,8 @@ def _make_run(task: _Task, ranks: Ranks) -> bool:
     Returns:
         Whether the folder was made. It is not if the plan has nothing to do.
     """
-    plan = _say_plan(task)
+    planned = _say_plan(task)
+    plan = planned.plan
     if plan.has_nothing_to_do:
         return False
     old = task.old
@@ -199,7 +223,7 @@ def _make_run(task: _Task, ranks: Ranks) -> bool:
         "id": secrets.token_hex(8),
         "launches": [],
         "left_out": describe_left_out(plan.documents),
-        "forgot": _describe(task, plan),
+        "forgot": _describe(task, planned),
     }
     replace_file(unfinished.left_out, format_document_list(plan.documents))
     replace_file(unfinished.config, to_yaml(task.pretrain_settings()).encode())
@@ -231,12 +255,13 @@ def _copy_files(old: OldRun, new: RunFolder, plan: ForgettingPlan) -> None:
         replace_file(new.newest, newest_json(plan.checkpoint))
 
 
-def _describe(task: _Task, plan: ForgettingPlan) -> dict[str, Any]:
+def _describe(task: _Task, planned: _Planned) -> dict[str, Any]:
     """Returns the value of "forgot" in the new run's run.json.
 
     It names the old run and the list of documents, and has the numbers of the plan. By these names
     `_Task.is_begun` recognizes the new run.
     """
+    plan = planned.plan
     return {
         "old_run": task.old.facts["id"],
         "list": _hash_file(task.settings.documents),
@@ -245,6 +270,7 @@ def _describe(task: _Task, plan: ForgettingPlan) -> dict[str, Any]:
         "first_step": plan.first_step,
         "steps_made": plan.steps_made,
         "from_checkpoint": plan.checkpoint,
+        "near_duplicates": planned.num_near_duplicates,
     }
 
 
@@ -254,7 +280,9 @@ def _certify(task: _Task) -> None:
         return
     mixture = open_run_data(task.old, task.settings.data, task.options)
     documents = task.new.read_left_out()[len(task.old.left_out) :]
-    page = write_certificate(task.new, documents, describe_limits(mixture, task.old.facts))
+    forgot = task.new.read_facts()["forgot"]
+    limits = describe_limits(mixture, task.old.facts, forgot.get("near_duplicates", {}))
+    page = write_certificate(task.new, documents, limits)
     say(f"{page}: what was forgotten, and what that does not cover")
 
 

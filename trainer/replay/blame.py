@@ -191,7 +191,7 @@ def gradient_of(
         loss = sums.mlm_nll / masked
         if nsp_weight:
             loss = loss + nsp_weight * sums.nsp_nll / instances
-        loss.backward()
+        torch.autograd.backward(loss)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
         torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()

@@ -146,7 +146,7 @@ def choose_checkpoint(run: OldRun, content: StepContent) -> str | None:
         content: What the step read.
     """
     start = np.array([content.position], np.int64)
-    for name, position in reversed(run.positions.items()):
+    for name, position in reversed([*run.positions.items()]):
         plain = position.streams.get(str(content.seq_len))
         skips_it = plain is not None and bool(is_in(parse_state(plain).skipped, start)[0])
         if position.step < content.step and not skips_it:
