@@ -267,3 +267,36 @@ def test_a_signal_while_waiting_saves_and_leaves(tmp_path):
     assert again.returncode == 0, again.stderr
     assert "continuing after step 7" in again.stdout
     assert [step for step, *_ in losses_of(tmp_path / "run")] == list(range(1, 10))
+
+
+@pytest.mark.engines
+def test_documents_are_left_out_of_passes_that_come_later(tmp_path):
+    """The second pass appears while the run waits for it; the last steps read it."""
+    build = Build(write_tiny_dataset(tmp_path / "whole"), tmp_path / "data", seq_len=16)
+    build.plan(passes=2)
+    build.finish_pass(0)
+    build.finish_pass(0, split="validation")
+    listed = tmp_path / "list"
+    listed.write_text("".join(f"{document:016x}\n" for document in range(30, 50)))
+    flags = ("--leave_out", str(listed), "--cache_dir", str(tmp_path / "cache"))
+    sizes = "seq_len: 16, global_batch: 64"
+    command = train_command(
+        build.folder, tmp_path / "followed", "--follow", "true", *flags, sizes=sizes
+    )
+    with Program(command) as training:
+        waits = lambda: "pass-01 to be built" in training.said()  # noqa: E731
+        wait_until(lambda: waits() or training.poll() is not None)
+        build.finish_pass(1)
+        build.end()
+        followed = training.wait()
+    assert followed.returncode == 0, followed.stderr
+    whole = run_python(train_command(tmp_path / "whole", tmp_path / "after", *flags, sizes=sizes))
+    assert whole.returncode == 0, whole.stderr
+    assert losses_of(tmp_path / "followed") == losses_of(tmp_path / "after")
+    [*_, (step, _, position)] = losses_of(tmp_path / "followed")
+    # Both shards of a pass have 20 listed instances, and the first pass has 450 instances.
+    assert step == 9
+    assert position > 8 * 64 + 40
+    last = "checkpoints/step-00000009"
+    for file in (tmp_path / "after" / last).iterdir():
+        assert file.read_bytes() == (tmp_path / "followed" / last / file.name).read_bytes()
