@@ -601,9 +601,26 @@ def test_a_run_at_a_url_is_asked_like_one_on_this_machine(asked, bucket, tmp_pat
             {**record, "is_used": 0} for record in expected
         ]
     assert main(["ask", "memory://runs/one", "--spikes"]) == 2
-    assert "memory://runs/one has no anomalies.jsonl, which is in" in capsys.readouterr().err
+    assert "memory://runs/one has no anomalies.jsonl: the version that" in capsys.readouterr().err
     assert main(["ask", "memory://runs/one", "--step", "7", "--format", "html"]) == 2
     assert "--output says which file the page goes to" in capsys.readouterr().err
+
+
+def test_refused_gradients_are_known_at_a_url_too(copied, bucket, tmp_path, capsys):
+    start = copied.read[5][0]
+    row = {"step": 5, "phase": 0, "grad_norm": 99.5, "limit": 10.0, "in_a_row": 1}
+    row["positions"] = [start, start + 12]
+    (copied.path / "anomalies.jsonl").write_text(json.dumps(row) + "\n")
+    for path in copied.path.rglob("*"):
+        if path.is_file():
+            bucket.pipe_file(f"/runs/two/{path.relative_to(copied.path)}", path.read_bytes())
+    for name in ("vocab.txt", "tokenizer.json"):
+        bucket.pipe_file(f"/runs/two/{name}", copied.mixture[0].dataset.read_file(name))
+    flags = ("--spikes", "--format", "jsonl", "--cache_dir", str(tmp_path), "--origins", "false")
+    assert main(["ask", "memory://runs/two", *flags]) == 0
+    records = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert records == copied.ask(capsys, "--spikes")
+    assert (records[0]["step"], records[0]["is_used"], records[0]["grad_norm"]) == (5, False, 99.5)
 
 
 def test_a_dataset_that_is_still_being_built_is_asked(asked, data, tmp_path, capsys):

@@ -79,6 +79,28 @@ def refuse(*_, **__):
     raise TimeoutError("no answer")
 
 
+def test_anomalies_come_back_from_the_url_and_an_unfinished_row_does_not(trained, tmp_path):
+    row = b'{"step": 1}\n'
+    trained.run.anomalies.write_bytes(row + b'{"st')
+    trained.save(1, 2)
+    shutil.rmtree(tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
+    restore_run(run, CheckpointStore(URL))
+    again = Trained(trained.ranks, tmp_path / "run")
+    again.choose()
+    assert run.anomalies.read_bytes() == row
+
+
+def test_a_url_of_an_earlier_version_has_no_anomalies_and_is_used(trained, bucket):
+    trained.save(1)
+    assert bucket.cat_file("/bucket/run/anomalies.jsonl") == b""
+    bucket.rm_file("/bucket/run/anomalies.jsonl")
+    trained.run.anomalies.write_bytes(b'{"step": 1}\n')
+    shutil.rmtree(trained.run.checkpoints)
+    assert trained.choose() == trained.run.checkpoints / "step-00000001"
+    assert trained.run.anomalies.read_bytes() == b'{"step": 1}\n'
+
+
 def names_in(bucket):
     found = bucket.find("/bucket/run/checkpoints")
     return sorted({path.split("/")[4] for path in found if path.endswith("COMMITTED")})

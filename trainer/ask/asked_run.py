@@ -43,7 +43,7 @@ class AskedRun:
             from it; None if this run continues no other.
         left_out: The documents whose instances the run leaves out; None if there are none.
         knows_refused: Whether it is known which gradients were not used. It is False for a run at a
-            URL, to which anomalies.jsonl is not uploaded.
+            URL without anomalies.jsonl, because earlier versions did not upload this file.
     """
 
     name: str
@@ -123,7 +123,7 @@ def opened_run(
             states=states,
             trunk=(str(trunk["run"]), int(trunk["step"])) if trunk else None,
             left_out=LeftOutDocuments(documents, cache_dir) if documents else None,
-            knows_refused=Folder(name, options).is_local,
+            knows_refused=Folder(name, options).is_local or run.anomalies.is_file(),
         )
 
 

@@ -81,7 +81,7 @@ def _answer(
     Raises:
         FileNotFoundError: A file of `--text` is missing.
         ValueError: The run has not made a step, no dataset has a document, or `--spikes` was asked
-            of a run at a URL.
+            of a run at a URL that has no anomalies.jsonl.
     """
     aside = partial(say, is_aside=True)
     lookup = Origins(run.mixture, options)
@@ -93,8 +93,8 @@ def _answer(
     if settings.spikes:
         if not run.knows_refused:
             raise ValueError(
-                f"{run.name} has no anomalies.jsonl, which is in the run's own folder alone: ask on"
-                " the machine that has it, or give --step"
+                f"{run.name} has no anomalies.jsonl: the version that trained it kept this file in"
+                " the run's own folder alone; ask on the machine that has it, or give --step"
             )
         if not run.anomalies:
             aside(f"{settings.run}: the gradients of all steps were used")

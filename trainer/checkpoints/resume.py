@@ -25,7 +25,6 @@ from trainer.checkpoints.files import (
 )
 from trainer.checkpoints.store import (
     CHECKPOINTS,
-    METRICS,
     RUN_FILES,
     CheckpointStore,
     newest_json,
@@ -237,7 +236,7 @@ class RunCheckpoints:
                 if self.store is not None and name not in local:
                     # The metrics are downloaded first, so that they are never missing from a folder
                     # that has the checkpoint.
-                    self.store.fetch_files([METRICS], self.run.path)
+                    self.store.fetch_rows(self.run.path)
                     self.store.fetch_checkpoint(name, self.run.checkpoints)
                 for file in read_marker(folder) if self.skip_damaged else ():
                     verify_file(folder, file)

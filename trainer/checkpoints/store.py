@@ -1,6 +1,6 @@
 """Keeps a copy of a run at a URL: its checkpoints and the other files that a new node needs.
 
-    URL/run.json, config.yaml, vocab.txt, tokenizer.json, metrics.jsonl
+    URL/run.json, config.yaml, vocab.txt, tokenizer.json, metrics.jsonl, anomalies.jsonl
     URL/checkpoints/step-00000600/...    a checkpoint; complete if it has COMMITTED, uploaded last
     URL/checkpoints/newest.json          names the checkpoint that was completed last
 
@@ -40,6 +40,7 @@ from trainer.runs.run_folder import (
 
 CHECKPOINTS = "checkpoints"
 METRICS = "metrics.jsonl"
+ANOMALIES = "anomalies.jsonl"
 RUN_FILES = (RUN_FACTS, CONFIG, *VOCABULARY_HASHES)
 """The files, beside checkpoints and metrics, that a node needs to continue the run.
 
@@ -172,18 +173,19 @@ class CheckpointStore:
                 raise StorageError(f"{error}; {result}") from error
 
     def upload_run(self, run: RunFolder) -> None:
-        """Uploads the run's settings, vocabulary and facts, and then its metrics.
+        """Uploads the run's settings, vocabulary and facts, and then its anomalies and metrics.
 
         run.json is uploaded after the settings and the vocabulary, because a URL counts as a run if
-        it has a run.json.
+        it has a run.json. anomalies.jsonl is empty if the gradients of all steps were used. It is
+        read before metrics.jsonl, so that the steps of its rows have rows there.
         """
         if run.left_out.exists():
             self.folder.write(LEFT_OUT, run.left_out.read_bytes())
         for name in reversed(RUN_FILES):
             self.folder.write(name, (run.path / name).read_bytes())
+        self.folder.write(ANOMALIES, _whole_rows(run.anomalies))
         if run.metrics.exists():
-            rows = run.metrics.read_bytes()  # training may be writing its last row now
-            self.folder.write(METRICS, rows[: rows.rfind(b"\n") + 1])
+            self.folder.write(METRICS, _whole_rows(run.metrics))
 
     def read_facts(self) -> dict[str, Any] | None:
         """Returns the content of run.json, or None if the URL has no run and no checkpoints.
@@ -219,6 +221,22 @@ class CheckpointStore:
             read = partial(self.folder.read, name)
             data = reread_damaged(read, is_local=self.folder.is_local, is_expected=True)
             replace_file(folder / name, data)
+
+    def fetch_rows(self, folder: Path) -> None:
+        """Downloads the metrics and anomalies of the run, over those in a folder.
+
+        Earlier versions did not upload anomalies. If the run has none at its URL, those in the
+        folder stay.
+
+        Args:
+            folder: The local folder of the run.
+
+        Raises:
+            FileNotFoundError: metrics.jsonl was missing at every attempt.
+        """
+        if self._exists(ANOMALIES):
+            self.fetch_files([ANOMALIES], folder)
+        self.fetch_files([METRICS], folder)
 
     def fetch_run(self, folder: Path) -> None:
         """Downloads the run's files that a folder lacks.
@@ -338,3 +356,12 @@ class CheckpointStore:
                 yield run, fetched
             except ValueError as error:
                 raise ValueError(str(error).replace(str(folder), self.url)) from error
+
+
+def _whole_rows(path: Path) -> bytes:
+    """Returns the lines of a file that training may be writing to, without an unfinished last one.
+
+    The result is empty if there is no such file.
+    """
+    rows = path.read_bytes() if path.exists() else b""
+    return rows[: rows.rfind(b"\n") + 1]

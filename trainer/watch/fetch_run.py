@@ -53,7 +53,7 @@ def fetched_runs(
 
 
 def _fetch(store: Folder, run: RunFolder) -> None:
-    """Copies the files that a report needs: run.json, config.yaml, the metrics, left_out.txt.
+    """Copies the files that a report needs: run.json, config.yaml, rows of steps, left_out.txt.
 
     Args:
         store: The run's folder at its URL.
@@ -62,7 +62,10 @@ def _fetch(store: Folder, run: RunFolder) -> None:
     Raises:
         FileNotFoundError: The URL holds no run.
     """
+    name = run.anomalies.name
     try:
+        if store.exists(name):  # earlier versions did not upload it
+            replace_file(run.anomalies, store.read(name))
         for name in (RUN_FACTS, CONFIG, run.metrics.name):
             read = partial(store.read, name)
             data = reread_damaged(read, is_local=False, is_expected=True)
