@@ -5,7 +5,8 @@
 Every scenario trains a run, then forgets random documents of it several times. Each new run is
 compared with one that was started with `--leave_out` from the beginning: all files of the last
 checkpoint must have the same bytes. If no step read the documents, the run itself must have the
-weights of that one. Prints one JSON line for each forgetting.
+weights of that one. The certificate of each new run must be good. Prints one JSON line for each
+forgetting.
 """
 
 import argparse
@@ -114,8 +115,10 @@ def forget_often(scenario: Scenario, folder: Path, num_times: int, seed: int) ->
     for number, documents in enumerate(lists):
         output = str(folder / f"new-{number}")
         forget = ["forget", str(folder / "run"), "--documents", str(documents)]
+        cache = ["--cache_dir", str(folder / "cache")]
         commands += [
-            [*forget, "--output", output, "--cache_dir", str(folder / "cache")],
+            [*forget, "--output", output, *cache],
+            ["ask", output, "--certificate", f"{output}/certificate.json", *cache],
             _pretrain(scenario, folder, f"whole-{number}", leave_out=str(documents)),
         ]
     run_commands(commands, folder, scenario.world_size)
@@ -185,10 +188,15 @@ def run_commands(commands: Sequence[Sequence[str]], folder: Path, world_size: in
 
 
 def work(work_file: Path) -> int:
-    """Runs the commands of a file as one rank; returns the first code that is not 0."""
+    """Runs the commands of a file as one rank; returns the first code that is not 0.
+
+    A run is not asked if it is not there, because there was nothing to forget.
+    """
     from trainer.cli import main as run
 
     for port, *command in json.loads(work_file.read_text()):
+        if command[0] == "ask" and not Path(command[1]).exists():
+            continue
         os.environ["MASTER_PORT"] = str(port)
         code = run(command)
         if code:

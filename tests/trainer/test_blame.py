@@ -159,3 +159,17 @@ def test_planted_documents_are_blamed(place):
     last = min(halves[-2:], key=lambda half: half["norm_without"])
     assert last["first_slot"] == last["last_slot"] == culprits[0]["slot"]
     assert last["norm_without"] == culprits[0]["norm_without_first"]
+
+
+@pytest.mark.engines
+def test_two_ranks_add_up_to_the_norm_that_was_recorded(place, tmp_path):
+    phase = {"seq_len": 16, "global_batch": 12, "steps": 4, "peak_lr": 0.02, "warmup_steps": 2}
+    settings = {"model": {"preset": "tiny", "overrides": TINY}, "zero_stage": 1}
+    settings |= {"checkpoint": {"interval": 2, "keep": 0}, "cache_dir": str(place / "cache")}
+    words = write_config(tmp_path / "run", place / "data", phases=[phase], **settings)
+    launch(OURS, words, 2)
+    flags = ["--format", "jsonl", "--origins", "false", "--blame", "4"]
+    said = launch(OURS, ["ask", str(tmp_path / "run"), *flags], 2)
+    [blame] = [json.loads(line) for line in said.splitlines() if '"kind": "blame"' in line]
+    assert (blame["begin"], blame["steps_made"]) == ("step-00000002", 1)
+    assert blame["norm_with_dropout"] == pytest.approx(blame["recorded_norm"], rel=1e-4)
