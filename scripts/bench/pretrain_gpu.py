@@ -217,7 +217,7 @@ class Bench:
 
 def count_step(ranks: Ranks, step: RankStep) -> StepCounts:
     """Returns the counts of a step over all ranks."""
-    return begin_to_agree(ranks, step.micro_batches, 0.0, must_stop=False)()
+    return begin_to_agree(ranks, step.micro_batches, 0.0)()
 
 
 def measure_product(device: torch.device, size: int, repeats: int = 20) -> float:

@@ -178,7 +178,7 @@ class Ours:
 
     def step(self, batch: MicroBatch) -> float:
         """Makes a step and returns its loss."""
-        counts = begin_to_agree(self._ranks, [batch], 0.0, must_stop=False)()
+        counts = begin_to_agree(self._ranks, [batch], 0.0)()
         sums = train_step(self._engine, self._ranks, [batch], counts)
         return float(sums[0] / counts.masked + sums[1] / counts.instances)
 

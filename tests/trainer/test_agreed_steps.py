@@ -20,13 +20,10 @@ class RecordedRun:
         self.log = []
         self.position = Position()
         self.must_stop = False
-        self.num_made = 0
         self.step_started = 0.0
         self.ranks = None
         self.settings = SimpleNamespace(follow=follow)
         self.watchdog = SimpleNamespace(beat=lambda *_: None)
-        self.stop = SimpleNamespace(is_made=False)
-        self.saver = SimpleNamespace(has_failed=False)
         self.clock = loop.PhaseClock(PHASE, budget_seconds, 0.0)
         monkeypatch.setattr(loop, "_steps_of_phase", self.take)
         monkeypatch.setattr(loop, "begin_to_agree", self.begin)
@@ -36,12 +33,12 @@ class RecordedRun:
             self.log.append(f"take {number}")
             yield SimpleNamespace(micro_batches=number, drawn=()), 0.0, "loader"
 
-    def begin(self, _ranks, number, _waited, must_stop, *_):
+    def begin(self, _ranks, number, *_):
         self.log.append(f"begin {number}")
 
         def agree():
             self.log.append(f"agree {number}")
-            return SimpleNamespace(must_stop=must_stop)
+            return SimpleNamespace()
 
         return agree
 
@@ -49,18 +46,18 @@ class RecordedRun:
         self.log.append(f"save after {self.position.step}")
 
     def make_steps(self, stop_during=None):
-        """Makes the steps of the phase; a signal comes during one of them."""
+        """Makes the steps of the phase; the ranks agree to stop during one of them."""
         for rank_step, _, _ in loop._agreed_steps(self, PHASE, self.clock):
             number = rank_step.micro_batches
             self.log.append(f"make {number}")
-            if number == stop_during:
-                self.stop.is_made = True
+            self.must_stop = number == stop_during
             self.position = dataclasses.replace(
                 self.position,
                 step=number,
                 phase=int(number == PHASE.steps),
                 phase_step=number % PHASE.steps,
             )
+        self.log.append("end")
         return self.log
 
 
@@ -70,7 +67,7 @@ def test_counts_are_on_their_way_while_the_step_before_is_made(monkeypatch):
         "take 2", "begin 2", "make 1", "agree 2",
         "take 3", "begin 3", "make 2", "agree 3",
         "take 4", "begin 4", "make 3", "agree 4",
-        "make 4",
+        "make 4", "end",
     ]  # fmt: skip
 
 
@@ -81,33 +78,20 @@ def test_a_step_is_not_asked_for_early_where_time_or_a_build_decides(monkeypatch
     ]  # fmt: skip
 
 
-def test_a_stop_is_heard_with_the_next_counts_and_saves_after_one_more_step(monkeypatch):
+def test_a_step_after_which_all_must_stop_is_the_last(monkeypatch):
+    """The counts of the next step are exchanged already, but it is not made."""
     run = RecordedRun(monkeypatch)
-    log = run.make_steps(stop_during=1)
-    assert [line for line in log if line.startswith(("make", "save"))] == [
-        "make 1", "make 2", "save after 2",
+    assert run.make_steps(stop_during=2)[-5:] == [
+        "take 3", "begin 3", "make 2", "save after 2", "end",
     ]  # fmt: skip
-    assert run.must_stop
 
 
-def test_a_stop_during_the_last_step_but_one_ends_with_the_phase(monkeypatch):
+def test_the_last_step_of_a_phase_can_be_the_one_to_stop_after(monkeypatch):
     run = RecordedRun(monkeypatch)
-    assert run.make_steps(stop_during=3)[-2:] == ["agree 4", "make 4"]
-    assert not run.must_stop
+    assert run.make_steps(stop_during=4)[-3:] == ["make 4", "save after 4", "end"]
 
 
-def test_the_next_phase_makes_no_step_after_such_a_stop(monkeypatch):
-    run = RecordedRun(monkeypatch)
-    run.make_steps(stop_during=3)
-    run.log.clear()
-    assert run.make_steps() == ["take 1", "begin 1", "agree 1", "save after 4"]
-    assert run.must_stop
-
-
-def test_a_launch_makes_a_step_before_it_stops(monkeypatch):
-    """Its checkpoint would otherwise be the one that it has just read."""
-    run = RecordedRun(monkeypatch)
-    run.stop.is_made = True
-    log = run.make_steps()
-    assert [line for line in log if line.startswith(("make", "save"))] == ["make 1", "save after 1"]
-    assert run.must_stop
+@pytest.mark.parametrize("changed", [{"budget_seconds": 60.0}, {"follow": True}])
+def test_a_stop_is_heard_as_soon_where_no_step_is_asked_for_early(monkeypatch, changed):
+    run = RecordedRun(monkeypatch, **changed)
+    assert run.make_steps(stop_during=2)[-3:] == ["make 2", "save after 2", "end"]

@@ -48,7 +48,7 @@ def train(engine, optimizer, ranks, first_step, num_steps):
         seed = 100 * step
         batches = [random_micro_batch(each, 50, seed + i) for i, each in enumerate(GLOBAL_BATCH)]
         mine = batches[ranks.rank * 6 // ranks.world_size :][: 6 // ranks.world_size]
-        counts = begin_to_agree(ranks, mine, 0.0, must_stop=False)()
+        counts = begin_to_agree(ranks, mine, 0.0)()
         optimizer.set_learning_rate(0.01)
         seed_dropout(5, 0, step, ranks.rank)
         losses = train_step(engine, ranks, mine, counts)[:2].tolist()

@@ -779,7 +779,7 @@ def train(ranks, stage, precision, chosen):
         batches = [
             random_micro_batch(*each) for each in zip(lengths, [50] * 2, seeds, strict=False)
         ]
-        counts = begin_to_agree(ranks, batches, 0.0, False)()
+        counts = begin_to_agree(ranks, batches, 0.0)()
         losses.append(train_step(engine, ranks, batches, counts).tolist())
     return losses
 

@@ -102,22 +102,25 @@ def train_on_ranks(ranks, kind, stage, precision, chosen):
     model = build_model(CONFIG, seed=3)
     optimizer = make_optimizer(model.named_parameters(), kind)
     engine = start_engine(model, optimizer, deepspeed_config(chosen, stage, precision), ranks)
-    rows, collectives, sent = [], [], []
+    rows, collectives, sent, stops = [], [], [], []
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     for step in range(STEPS):
         batches = micro_batches(ranks.rank, step)
-        counts = begin_to_agree(ranks, batches, 0.25 * ranks.rank, ranks.rank == 1 and step == 3)()
+        counts = begin_to_agree(ranks, batches, 0.25 * ranks.rank)()
+        must_stop = ranks.rank == 1 and step == 3
         reduced, exchanged = [], []
         with count_calls("all_reduce", reduced), count_calls("all_to_all_single", exchanged):
-            sums = train_step(engine, ranks, batches, counts, NSP_WEIGHTS[dtype])
+            weight = NSP_WEIGHTS[dtype]
+            sums = train_step(engine, ranks, batches, counts, weight, lambda stop=must_stop: stop)
         collectives.append(len(reduced))
+        stops.append(sums[-1].item())
         sent.append([pieces.numel() for _, pieces, *_ in exchanged])
         rows.append([sums[0].item(), grad_norm(engine, optimizer), *optimizer.metrics().values()])
     held = iterate_weights(engine, ranks)
     weights = {name: weight.detach().float().clone() for name, weight in held}
     pieces = {piece.name: piece.numel for piece in optimizer.fragments}
     found = {"rows": rows, "norms": norms_of(optimizer), "counts": vars(counts), "pieces": pieces}
-    return found | {"all_reduces": collectives, "sent": sent}, weights
+    return found | {"all_reduces": collectives, "sent": sent, "stops": stops}, weights
 
 
 def count_calls(name, calls):
@@ -274,6 +277,14 @@ def test_one_all_reduce_serves_clipping_norms_and_log(launches, world_size, kind
     assert found["all_reduces"] == [1 + (twice and is_clipped) for is_clipped in are_clipped]
 
 
+@pytest.mark.parametrize(("world_size", "kind", "stage", "precision"), ALL)
+def test_all_ranks_hear_in_a_step_that_one_must_stop(launches, world_size, kind, stage, precision):
+    """Rank 1 is told to stop while it makes the fourth step, and at no other time."""
+    for rank in range(world_size):
+        found = results_of(launches, rank, world_size)[f"{kind} {stage} {precision}"]
+        assert found["stops"] == [float(step == 3) for step in range(STEPS)]
+
+
 @pytest.mark.parametrize("world_size", RUNS)
 def test_muon_sends_pieces_of_split_matrices_alone(launches, world_size):
     """To every rank that holds one, itself among them."""
@@ -326,7 +337,7 @@ def test_ranks_in_bf16_equal_one_process_in_bf16(
 
 def test_ranks_agree_on_counts(launches):
     said = {"num_micro_batches": 2, "instances": 6, "tokens": 40, "most_tokens": 21}
-    said |= {"wait_seconds": 0.25, "must_stop": False}
+    said["wait_seconds"] = 0.25
     for rank in range(2):
         assert results_of(launches, rank)["adamw 1 fp32"]["counts"].items() >= said.items()
 

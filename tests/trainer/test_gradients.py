@@ -116,7 +116,7 @@ def count_calls(ranks, kind, stage, precision):
     for name, counts_of_ranks in MICRO_BATCHES.items():
         for nsp_weight in (1.0, 0.0):
             batches = micro_batches(ranks.rank, counts_of_ranks[ranks.rank])
-            counts = begin_to_agree(ranks, batches, 0.0, False)()
+            counts = begin_to_agree(ranks, batches, 0.0)()
             calls = []
             passes.made = 0
             with record_calls(calls, passes):
@@ -132,7 +132,7 @@ def sum_apart(ranks, precision):
     if precision == "bf16":
         model.bfloat16()
     batches = micro_batches(ranks.rank, 3)
-    counts = begin_to_agree(ranks, batches, 0.0, False)()
+    counts = begin_to_agree(ranks, batches, 0.0)()
     sums = {name: torch.zeros(weight.shape) for name, weight in model.named_parameters()}
     for batch in batches:
         losses = forward_sums(model, batch, torch.device("cpu"))
@@ -165,7 +165,7 @@ def find_differences(ranks, stage, precision, bucket):
 
     optimizer.register_step_pre_hook(compare)
     batches = micro_batches(ranks.rank, 3)
-    train_step(engine, ranks, batches, begin_to_agree(ranks, batches, 0.0, False)())
+    train_step(engine, ranks, batches, begin_to_agree(ranks, batches, 0.0)())
     return [different, len(optimizer.fragments)]
 
 

@@ -47,7 +47,7 @@ class Rank:
     def train(self):
         self.step += 1
         batches = [random_micro_batch([7, 5], 50, 10 * self.step + self.ranks.rank)]
-        counts = begin_to_agree(self.ranks, batches, 0.0, must_stop=False)()
+        counts = begin_to_agree(self.ranks, batches, 0.0)()
         train_step(self.engine, self.ranks, batches, counts)
         return grad_norm(self.engine, self.optimizer)
 

@@ -17,7 +17,7 @@ from trainer.pretrain.run import Position, refuse_consumed
 from trainer.settings import Phase, PretrainSettings, ValidationSettings
 from trainer.stream.order.source import open_mixture
 
-COUNTS = StepCounts(1, 6, 12, 60, 600, 60, 0.0, False, 0.0, 0, ((6, 60),))
+COUNTS = StepCounts(1, 6, 12, 60, 600, 60, 0.0, 0.0, 0, ((6, 60),))
 PHASE = Phase(seq_len=16, global_batch=4, steps=100, peak_lr=1.0, warmup_steps=10)
 STATES = [("keep", 3, 1.0), ("zero_step", 0, 1.0), ("reset", 0, 0.0)]
 

@@ -71,7 +71,7 @@ def train_ours(folder):
             saver.save({"step": step, "tokens": 1, "instances": 1}, engine, optimizer)
             saver.finish()
         batches = batches_of(step)
-        counts = begin_to_agree(ranks, batches, 0.0, must_stop=False)()
+        counts = begin_to_agree(ranks, batches, 0.0)()
         sums = train_step(engine, ranks, batches, counts)
         losses.append(float(sums[0] / counts.masked + sums[1] / counts.instances))
     (folder / "ours.json").write_text(json.dumps(losses))

@@ -21,7 +21,7 @@ from trainer.watch.terminal import Progress, StepCount, format_step
 CPU_RANKS = Ranks(0, 2, torch.device("cpu"), None)
 COUNTS = StepCounts(
     num_micro_batches=1, instances=4, masked=8, tokens=100, squared_tokens=3000, most_tokens=60, wait_seconds=0.5,
-    must_stop=False, memory_bytes=1, elapsed_seconds=0.0, drawn=(),
+    memory_bytes=1, elapsed_seconds=0.0, drawn=(),
 )  # fmt: skip
 FACTS = {"id": "0123456789abcdef"}
 LOSSES = {"loss": 6.3682, "mlm_loss": 5.637, "mlm_accuracy": 0.154}

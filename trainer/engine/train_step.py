@@ -35,7 +35,6 @@ class StepCounts:
             The cost of attention is proportional to it.
         most_tokens: The largest number of tokens that any rank has in this step.
         wait_seconds: The longest time that any rank has waited for its instances.
-        must_stop: Whether any rank was told to stop.
         elapsed_seconds: The duration of the phase so far, on the rank where it is longest; 0 if the
             phase ends after a number of steps, not after a time.
         memory_bytes: The most memory that any rank has used so far.
@@ -50,7 +49,6 @@ class StepCounts:
     squared_tokens: int
     most_tokens: int
     wait_seconds: float
-    must_stop: bool
     elapsed_seconds: float
     memory_bytes: int
     drawn: tuple[tuple[int, int], ...]
@@ -60,7 +58,6 @@ def begin_to_agree(
     ranks: Ranks,
     micro_batches: Sequence[MicroBatch],
     wait_seconds: float,
-    must_stop: bool,
     drawn: Sequence[tuple[int, int]] = (),
     elapsed_seconds: float = 0.0,
 ) -> Callable[[], StepCounts]:
@@ -73,7 +70,6 @@ def begin_to_agree(
         ranks: This process and the others of the run.
         micro_batches: This rank's micro-batches of the step.
         wait_seconds: How long this rank has waited for its micro-batches.
-        must_stop: Whether this rank was told to stop.
         drawn: For each dataset of a mixture, the number of instances and the number of tokens in
             `micro_batches` that are from it.
         elapsed_seconds: The duration of the phase so far on this rank; 0 if the phase ends after a
@@ -89,7 +85,6 @@ def begin_to_agree(
         sum(len(batch.input_ids) for batch in micro_batches),
         sum(int(batch.cu_seqlens.diff().long().square().sum()) for batch in micro_batches),
         wait_seconds,
-        must_stop,
         ranks.peak_memory_bytes(),
         elapsed_seconds,
         *(number for pair in drawn for number in pair),
@@ -111,9 +106,9 @@ def _add_up(rows: Sequence[Tensor]) -> StepCounts:
     Args:
         rows: The counts of each rank, float64, in the order in which `begin_to_agree` sends them.
     """
-    batches, instances, masked, tokens, squares, waits, stops, memory, elapsed, *draws = (
-        torch.stack(list(rows)).T
-    )
+    batches, instances, masked, tokens, squares, waits, memory, elapsed, *draws = torch.stack(
+        list(rows)
+    ).T
     sums = [int(column.sum()) for column in draws]
     return StepCounts(
         num_micro_batches=int(batches.max()),
@@ -123,7 +118,6 @@ def _add_up(rows: Sequence[Tensor]) -> StepCounts:
         squared_tokens=int(squares.sum()),
         most_tokens=int(tokens.max()),
         wait_seconds=float(waits.max()),
-        must_stop=bool(stops.any()),
         elapsed_seconds=float(elapsed.max()),
         memory_bytes=int(memory.max()),
         drawn=tuple(zip(sums[::2], sums[1::2], strict=True)),
@@ -155,8 +149,13 @@ def train_step(
     micro_batches: Sequence[MicroBatch],
     counts: StepCounts,
     nsp_weight: float = 1.0,
+    must_stop: Callable[[], bool] = lambda: False,
 ) -> Tensor:
     """Makes one optimizer step; every rank has to call it.
+
+    The all-reduce that adds up the norms of the gradient also adds up the losses, and the number of
+    ranks that were told to stop. So all ranks learn of a stop by the end of the step during which
+    it was asked for, or of the next one, and all of them learn of it in the same step.
 
     The loss is the sum of MLM losses / masked tokens + nsp_weight * sum of NSP losses / instances,
     with sums and counts over the whole global batch. So the step is the same however the global
@@ -168,13 +167,16 @@ def train_step(
         micro_batches: This rank's micro-batches of the step.
         counts: The counts of the step, from `begin_to_agree`.
         nsp_weight: The weight of the loss of next sentence prediction; 0 leaves it out.
+        must_stop: Returns whether this rank was told to stop. It is called once, after the backward
+            passes.
 
     Returns:
-        Sums over the global batch, float64 [N] on the device, in the order of `PretrainingSums`.
+        float64 [N + 1] on the device: sums over the global batch in the order of `PretrainingSums`,
+        and then the number of ranks that must stop.
     """
     # ZeRO-3 exchanges weights and gradients in every pass, so all ranks must make equally many.
     missing = counts.num_micro_batches - len(micro_batches)
-    totals = zero_sums(ranks.device)
+    sums_N = zero_sums(ranks.device)
     gradients: Gradients = engine.gradients
     batches = [*micro_batches, *[empty_micro_batch()] * missing]
     for num_passes, batch in enumerate(batches, start=1):
@@ -183,8 +185,10 @@ def train_step(
         if nsp_weight:
             loss = loss + nsp_weight * sums.nsp_nll / counts.instances
         gradients.backward(loss, is_last=num_passes == len(batches))
-        totals += stack_sums(sums)
+        sums_N += stack_sums(sums)
 
+    # `new_full` writes the number on the device. A copy from the host would wait for the device.
+    totals = torch.cat([sums_N, sums_N.new_full((1,), float(must_stop()))])
     optimizer: ShardedOptimizer = engine.basic_optimizer
     optimizer.carry(totals)
     gradients.step()

@@ -188,12 +188,21 @@ def train_phase(run: Run) -> None:
         seed_dropout(settings.seed, phase_index, run.position.phase_step, run.ranks.rank)
         run.optimizer.norm_limit = run.guard.limit
         nsp_weight = settings.nsp_weight if settings.objective == WITH_NSP else 0.0
-        sums = train_step(run.engine, run.ranks, rank_step.micro_batches, counts, nsp_weight)
+        totals = train_step(
+            run.engine,
+            run.ranks,
+            rank_step.micro_batches,
+            counts,
+            nsp_weight,
+            must_stop=lambda: run.stop.is_made or run.saver.has_failed,
+        )
         ends = clock.ends(run.position.phase_step + 1, counts.elapsed_seconds)
         run.position = _advance(run.position, ends, counts, rank_step.state)
         if not _note_gradient(run, phase_index, rank_step, loader):
             return
-        _log_step(run, phase_index, rank_step, sums, counts, learning_rate)
+        totals = totals.cpu()  # a single wait for the device
+        _log_step(run, phase_index, rank_step, totals[:-1], counts, learning_rate)
+        run.must_stop = bool(totals[-1])
         if run.is_due(settings.validation.interval):
             run.watchdog.beat("validation", FIRST_STEP_FACTOR)
             _log_validation(run, validation_sets)
@@ -208,10 +217,8 @@ def _agreed_steps(
     """Yields every remaining step of a phase, with the counts that all ranks agree on.
 
     While the ranks make a step, they already exchange the counts of the next one, so that no GPU
-    waits for this exchange. With its counts a rank also says whether it was told to stop, or
-    whether it failed to save. If some rank says so, all ranks save a checkpoint and the iterator
-    ends; the step of these counts is not made. The first step after a launch, or after the run went
-    back to a checkpoint, is made all the same, so that the checkpoint is a new one.
+    waits for this exchange. If `run.must_stop` is true after a step, all ranks save a checkpoint
+    and the iterator ends. The next step is then not made, although its counts were exchanged.
 
     Yields:
         This rank's share of the step, the counts over all ranks, and the loader of the step.
@@ -231,15 +238,12 @@ def _agreed_steps(
             return
         current = upcoming
         counts = current.agree()
-        if counts.must_stop and run.num_made:
-            run.save()
-            run.must_stop = True
-            return
         is_last = run.position.phase_step + 1 == phase.steps
         upcoming = _begin_step(run, clock, steps) if looks_ahead and not is_last else None
         yield current.rank_step, counts, current.loader
-        run.num_made += 1
         factor = 1.0
+        if run.must_stop:
+            run.save()
 
 
 @dataclass(frozen=True)
@@ -279,7 +283,6 @@ def _begin_step(
         run.ranks,
         rank_step.micro_batches,
         waited,
-        run.stop.is_made or run.saver.has_failed,
         rank_step.drawn,
         clock.elapsed_seconds,
     )
@@ -376,7 +379,7 @@ def _log_step(
         run: The run, after the step.
         phase_index: The phase of the step.
         rank_step: This rank's share of the step.
-        sums: Sums of losses and right answers over all ranks.
+        sums: Sums of losses and right answers over all ranks, in the order of `PretrainingSums`.
         counts: What the step trained on, over all ranks.
         rate: The learning rate of the step.
     """
@@ -572,7 +575,6 @@ def _roll_back(run: Run, norm: float) -> None:
             run.saved.discard_from(streak.first_step)
         run.position = find_position(run.settings, checkpoint)
     run.saved_position = None
-    run.num_made = 0
     load_checkpoint(checkpoint, run.engine, run.optimizer, run.ranks)
     run.guard = guard.went_back(SpikeGuard(run.settings.safety, run.position.guard))
     run.position = dataclasses.replace(run.position, guard=run.guard.to_dict())

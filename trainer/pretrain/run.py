@@ -92,7 +92,7 @@ class Position:
 class Run:
     """A run in progress on one rank.
 
-    The loop changes `position`, `guard`, `step_started`, `num_made`, `stop` and `must_stop`.
+    The loop changes `position`, `guard`, `step_started`, `stop` and `must_stop`.
 
     Attributes:
         settings: The settings of the run, with steps instead of epochs.
@@ -117,8 +117,6 @@ class Run:
         step_started: When the current step began, by `time.monotonic`.
         stop: Whether this rank was told to stop.
         must_stop: Whether all ranks have agreed to stop.
-        num_made: Number of steps made since the position was read from a checkpoint, or since the
-            start of a new run.
         saved_position: The position of the checkpoint that this process saved last; None if it has
             saved none, or has gone back.
         save_seconds: Seconds for which saving has stopped the training since `take_save_seconds`
@@ -149,7 +147,6 @@ class Run:
     step_started: float = 0.0
     stop: StopRequest = field(default_factory=StopRequest)
     must_stop: bool = False
-    num_made: int = 0
     saved_position: Position | None = None
     save_seconds: float = 0.0
     stops_before: Callable[[RankStep], bool] | None = None
