@@ -169,6 +169,7 @@ def bench_settings(
         squad=task.squad,
         tokens=dataclasses.replace(task.tokens, feature_layers=layers),
         seq_len=arguments.seq_len,
+        precision="fp32",
     )
 
 

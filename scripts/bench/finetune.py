@@ -158,6 +158,7 @@ def open_bench(arguments: argparse.Namespace, ranks: Ranks) -> Bench:
         output="",
         seq_len=arguments.seq_len,
         dropout=arguments.dropout,
+        precision="fp32",
     )
     prepared = prepare_data(settings)
     if prepared.head.kind != "classification":

@@ -167,6 +167,7 @@ def task_settings(
         seq_len=arguments.seq_len,
         tokens=task.tokens,
         dropout=dropout,
+        precision="fp32",
     )
 
 

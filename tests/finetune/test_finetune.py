@@ -4,6 +4,7 @@ import dataclasses
 import json
 import shutil
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
@@ -17,12 +18,14 @@ from trainer.cli import main as command
 from trainer.finetune import run
 from trainer.finetune.batches import Recipe, iterate_steps
 from trainer.finetune.prepare import begin_model, prepare_data
-from trainer.finetune.settings import ColumnSettings, FinetuneSettings
+from trainer.finetune.settings import ColumnSettings, FinetuneSettings, PredictSettings
 from trainer.finetune.training import train_task
 from trainer.model.task_heads import Head
+from trainer.process.precision import Device
 
 pytestmark = pytest.mark.engines
 
+H200 = Device("H200", has_bf16=True, can_compile=True)
 KEPT, SUBMITTED = ("results.json", "best/model.safetensors"), "predictions/test/SST-2.tsv"
 LOSSES = Recipe(global_batch=6, peak_lr=2e-3, epochs=2, seed=3)
 CHOICES = "startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label\n" + "".join(
@@ -48,6 +51,7 @@ def settings_of(folder, output, model="model", **changes):
 
 def losses_of(ranks, settings):
     """Of every step of one fine-tuning."""
+    settings = dataclasses.replace(settings, precision=settings.precision or "fp32")
     prepared, losses = prepare_data(settings), []
     model = begin_model(prepared, LOSSES.seed)
     train_task(model, prepared.train_items, LOSSES, settings, ranks, losses.append)
@@ -278,3 +282,62 @@ def test_the_model_trained_in_bf16_is_kept_as_it_was_measured(finetune):
     assert {weight.dtype for weight in weights} == {torch.float32}
     assert all((weight == weight.bfloat16().float()).all() for weight in weights)
     assert results_of(output)["best"]["metrics"]["dev"]["accuracy"] == 1.0
+    facts = json.loads((output / "best/config.json").read_text())["beambert"]
+    assert facts["finetuned"]["precision"] == "bf16", "in which `predict` computes"
+    finished = [json.loads(path.read_text()) for path in output.glob("runs/*")]
+    assert [each["made_with"]["precision"] for each in finished] == ["bf16", "bf16"]
+
+
+@pytest.mark.parametrize(
+    ("device", "changes", "expected"),
+    [
+        (H200, {}, "bf16"),
+        (H200, {"precision": "fp32"}, "fp32"),
+        (Device("a V100"), {}, "fp32"),
+        (Device("this CPU"), {"precision": "bf16"}, "bf16"),
+    ],
+)
+def test_the_device_decides_the_precision_if_nobody_else_does(
+    folder, ranks, monkeypatch, capsys, device, changes, expected
+):
+    monkeypatch.setattr(run, "describe_device", lambda _: device)
+    prepared = prepare_data(settings_of(folder, "new", **changes))
+    assert run.decide_precision(prepared, ranks).settings.precision == expected
+    said = "H200: fine-tuning in bf16; --precision fp32 does as on a CPU\n"
+    assert capsys.readouterr().out == (said if device is H200 and not changes else "")
+
+
+def test_a_search_goes_on_in_its_precision_on_another_device(grid, folder, ranks, monkeypatch):
+    monkeypatch.setattr(run, "describe_device", lambda _: H200)
+    prepared = prepare_data(settings_of(folder, grid.name, search_seeds=[0, 1, 2]))
+    assert run.decide_precision(prepared, ranks).settings.precision == "fp32"
+
+
+def test_a_model_of_the_tasks_own_is_trained_in_fp32(folder, ranks, monkeypatch):
+    monkeypatch.setattr(run, "describe_device", lambda _: H200)
+    prepared = prepare_data(settings_of(folder, "new"))
+    tagger = SimpleNamespace(build_model=print, model_files=print)
+    prepared = dataclasses.replace(prepared, task=tagger)
+    assert run.decide_precision(prepared, ranks).settings.precision == "fp32"
+
+
+@pytest.mark.parametrize(
+    ("given", "recorded", "expected"),
+    [
+        (None, {"precision": "bf16"}, "bf16"),
+        ("fp32", {"precision": "bf16"}, "fp32"),
+        (None, {}, "fp32"),
+    ],
+)
+def test_predict_computes_in_the_precision_of_the_fine_tuning(given, recorded, expected):
+    model = SimpleNamespace(provenance={"finetuned": {"task": "sst2", **recorded}}, where="best")
+    settings = PredictSettings(model="best", input=["a"], output="b", precision=given)
+    assert run._as_finetuned(settings, model).precision == expected
+
+
+def test_predict_refuses_a_precision_that_does_not_exist():
+    record = {"finetuned": {"task": "sst2", "precision": "fp16"}}
+    settings = PredictSettings(model="best", input=["a"], output="b")
+    message = "best says that it was fine-tuned in 'fp16', expected fp32 or bf16; give --precision"
+    with pytest.raises(ValueError, match=message):
+        run._as_finetuned(settings, SimpleNamespace(provenance=record, where="best"))

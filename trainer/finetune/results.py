@@ -13,6 +13,7 @@ from trainer.conversion.names import CONFIG, PROVENANCE_KEY
 from trainer.finetune.batches import Recipe
 from trainer.finetune.prepare import Prepared
 from trainer.finetune.settings import SEARCHED, FinetuneSettings
+from trainer.process.precision import Precision
 from trainer.runs.continuing import Continuable
 from trainer.runs.json_files import parse_object, to_json
 
@@ -31,6 +32,7 @@ FINETUNING = Continuable(
 )
 _SETTING = ("global_batch", "peak_lr", "epochs")
 """The searched settings but the seed. Metrics are averaged over runs that agree in these three."""
+_REMEDY = "delete it, and this run is made again"
 _UNREPRODUCIBLE = ("train_seconds", "made_with")
 """Facts of a run that are not written to results.json."""
 
@@ -66,6 +68,23 @@ def describe_work(prepared: Prepared) -> dict[str, Any]:
     return dict(json.loads(to_json(facts)))
 
 
+def find_precision(output: Path) -> Precision | None:
+    """Returns the precision of the finished runs of earlier launches; None if there are none.
+
+    Args:
+        output: The output folder.
+
+    Raises:
+        ValueError: A run is damaged.
+    """
+    for path in sorted((output / "runs").glob("*.json")):
+        run = parse_object(path.read_bytes(), str(path), _REMEDY)
+        precision: Precision | None = run.get("made_with", {}).get("precision")
+        if precision is not None:
+            return precision
+    return None
+
+
 def read_finished(
     output: Path, recipes: Sequence[Recipe], prepared: Prepared, made_with: Mapping[str, Any]
 ) -> dict[str, Run]:
@@ -88,13 +107,12 @@ def read_finished(
     for recipe in recipes:
         path = output / "runs" / f"{recipe.name}.json"
         if path.is_file():
-            remedy = "delete it, and this run is made again"
-            run = parse_object(path.read_bytes(), str(path), remedy)
+            run = parse_object(path.read_bytes(), str(path), _REMEDY)
             FINETUNING.check_settings(str(path), run.get("made_with", {}), made_with)
             metric = prepared.task.main_metric
             if any(metric not in metrics for metrics in run["metrics"].values()):
                 lacks = f"lacks the metric {metric}, because an earlier version of this program"
-                raise ValueError(f"{path} {lacks} made it; {remedy}")
+                raise ValueError(f"{path} {lacks} made it; {_REMEDY}")
             finished[recipe.name] = run
     best = best_run(list(finished.values()), prepared)
     exported_name = None

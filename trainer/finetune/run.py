@@ -14,7 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from tqdm import tqdm
@@ -28,10 +28,11 @@ from trainer.finetune.batches import Recipe
 from trainer.finetune.prepare import DataFile, Prepared, begin_model, describe_losses, prepare_data
 from trainer.finetune.settings import FinetuneSettings, PredictSettings, check_settings
 from trainer.finetune.task import Metrics, OwnModel
-from trainer.finetune.training import predict_items, train_task
+from trainer.finetune.training import BF16_STAGE, predict_items, train_task
 from trainer.inference.open_model import OpenedModel, open_model
 from trainer.model.task_heads import BertForTask
-from trainer.process.ranks import Ranks, start_ranks, stop_ranks, together
+from trainer.process.precision import Precision, default_precision, weakest
+from trainer.process.ranks import Ranks, describe_device, start_ranks, stop_ranks, together
 from trainer.process.stopping import LauncherWatch
 from trainer.runs.continuing import lock_folder
 from trainer.runs.json_files import to_json
@@ -74,7 +75,8 @@ def predict(settings: PredictSettings, _remainder: object = None) -> None:
             opened = open_model(settings.model)
             prepared = prepare_data(_as_finetuned(settings, opened), opened)
         model = begin_model(prepared, seed=0)
-        model.to(ranks.device, torch.bfloat16 if settings.precision == "bf16" else torch.float32)
+        precision = prepared.settings.precision
+        model.to(ranks.device, torch.bfloat16 if precision == "bf16" else torch.float32)
 
         # The first validation file is the one whose metrics contain the tuned thresholds.
         metrics_by_file = opened.provenance.get("finetuned", {}).get("metrics", {})
@@ -97,10 +99,12 @@ def finetune_on(ranks: Ranks, settings: FinetuneSettings) -> None:
             rank 0 looks there, so the other ranks raise it as a ValueError.
     """
     output = Path(settings.output)
+    with together(ranks):
+        prepared = prepare_data(settings)
+    prepared = decide_precision(prepared, ranks)
     with contextlib.ExitStack() as stack:
         finished: dict[str, results.Run] = {}
         with together(ranks):
-            prepared = prepare_data(settings)
             recipes = results.list_recipes(settings)
             made_with = results.describe_work(prepared)
             if ranks.rank == 0:
@@ -132,6 +136,37 @@ def finetune_on(ranks: Ranks, settings: FinetuneSettings) -> None:
             del engine
             gc.collect()  # engines are cycles: large ones would fill a GPU before they are found
         _write_results(prepared, _in_order(recipes, finished), ranks)
+
+
+def decide_precision(prepared: Prepared, ranks: Ranks) -> Prepared:
+    """Decides the precision if the user gave none; all ranks call this together.
+
+    It is that of the runs that earlier launches have finished in the output folder. In a new folder
+    the device decides, and a line says so if it decides for bf16. A model of the task's own, which
+    is small, is trained in fp32.
+
+    Returns:
+        `prepared` with the precision in its settings.
+
+    Raises:
+        ValueError: A run in the output folder is damaged.
+    """
+    settings = prepared.settings
+    if settings.precision is not None:
+        return prepared
+    device = weakest(ranks.gather(describe_device(ranks.device)))
+    begun: Precision | None = None
+    with together(ranks):
+        if ranks.rank == 0:
+            begun = results.find_precision(Path(settings.output))
+    begun = ranks.from_first(begun)
+    zero_stage = 0 if isinstance(prepared.task, OwnModel) else BF16_STAGE
+    precision = begun or default_precision(device, zero_stage)
+    if begun is None and precision == "bf16":
+        _say(f"{device.name}: fine-tuning in bf16; --precision fp32 does as on a CPU", ranks)
+    return dataclasses.replace(
+        prepared, settings=dataclasses.replace(settings, precision=precision)
+    )
 
 
 def train_run(
@@ -221,12 +256,14 @@ def _write_predictions(
 def _as_finetuned(settings: PredictSettings, opened: OpenedModel) -> FinetuneSettings:
     """Converts the settings of `predict` to those of `finetune`, with which files are prepared.
 
-    The task and the sequence length are those of the settings. If the settings do not give them,
-    they are those that the model was fine-tuned with, as its config.json records them. If there is
-    no record either, the sequence length is the default of `finetune`.
+    The task, the sequence length and the precision are those of the settings. If the settings do
+    not give them, they are those that the model was fine-tuned with, as its config.json records
+    them. If there is no record either, the sequence length is the default of `finetune`, and the
+    precision is fp32.
 
     Raises:
-        ValueError: Neither a flag nor the model names the task.
+        ValueError: Neither a flag nor the model names the task, or the model names a precision that
+            does not exist.
     """
     record = opened.provenance.get("finetuned", {})
     task = settings.task or record.get("task")
@@ -238,6 +275,12 @@ def _as_finetuned(settings: PredictSettings, opened: OpenedModel) -> FinetuneSet
     seq_len = settings.seq_len or record.get("seq_len")
     if seq_len:
         values["seq_len"] = seq_len
+    # Models of earlier versions have no record of it, and fp32 was the default.
+    precision = settings.precision or record.get("precision", "fp32")
+    if precision not in get_args(Precision):
+        says = f"says that it was fine-tuned in {precision!r}, expected fp32 or bf16"
+        raise ValueError(f"{opened.where} {says}; give --precision")
+    values["precision"] = precision
     return FinetuneSettings(**values, task=task, train=[], validation=[], test=settings.input)
 
 
@@ -295,6 +338,7 @@ def _keep_best(engine: Any, run: results.Run, prepared: Prepared, ranks: Ranks) 
     best = str(Path(settings.output) / "best")
     state = dict(iterate_weights(engine, ranks))
     record = {"task": settings.task, "run": run["name"], "seq_len": settings.seq_len}
+    record["precision"] = settings.precision
     provenance = {**opened.provenance, "finetuned": {**record, "metrics": run["metrics"]}}
     if ranks.rank == 0 and isinstance(task, OwnModel):
         write_export(task.model_files(state, prepared.head, provenance), best)

@@ -1,12 +1,12 @@
 """Settings of the commands `python -m trainer finetune` and `predict`, and the list of tasks."""
 
 from dataclasses import dataclass, field
-from typing import Literal
 
 from pipeline.command_line.names import suggest
 from pipeline.command_line.program import check_least
 from pipeline.storage.quoting import quote
 from trainer.inference.settings import BatchesToAskSettings
+from trainer.process.precision import Precision
 
 SEARCHED = ("search_global_batch", "search_peak_lr", "search_epochs", "search_seeds")
 """Settings with several values; every combination of their values is trained once."""
@@ -79,13 +79,15 @@ class TaskSettings(BatchesToAskSettings):
         columns: Names of the columns of a table.
         squad: Settings of the tasks squad and squad2.
         tokens: Settings of the tasks ner and ner-features.
-        precision: Data type of weights and activations. Training updates 32-bit weights either way.
+        precision: Number format of weights and activations. null lets the device decide how to
+            fine-tune: in bf16 on a GPU that has it, otherwise in fp32. `predict` then takes what
+            the model was fine-tuned in. Training updates 32-bit weights either way.
     """
 
     columns: ColumnSettings = field(default_factory=ColumnSettings)
     squad: SquadSettings = field(default_factory=SquadSettings)
     tokens: TokenSettings = field(default_factory=TokenSettings)
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Precision | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,6 +21,9 @@ from trainer.optim.settings import OptimizerSettings, Schedule
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.process.ranks import Ranks
 
+BF16_STAGE = 1
+"""ZeRO stage under which a model is fine-tuned in bf16. In fp32 it is 0."""
+
 
 def train_task(
     model: BertForTask,
@@ -44,8 +47,9 @@ def train_task(
         The DeepSpeed engine, whose attribute `module` is the trained model.
     """
     optimizer = build_optimizer(model, OptimizerSettings(bias_correction=settings.bias_correction))
+    assert settings.precision is not None, "decide_precision is called first"
     # DeepSpeed keeps fp32 gradients of bf16 weights only under a stage of ZeRO.
-    zero_stage = 0 if settings.precision == "fp32" else 1
+    zero_stage = 0 if settings.precision == "fp32" else BF16_STAGE
     config = deepspeed_config({}, zero_stage, settings.precision)
     engine = start_engine(model, optimizer, config, ranks)
     num_steps = recipe.num_steps(len(items))

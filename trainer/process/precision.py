@@ -55,6 +55,19 @@ def weakest(devices: list[Device]) -> Device:
     )
 
 
+def default_precision(device: Device, zero_stage: int) -> Precision:
+    """Returns the precision of new work whose user gave none.
+
+    It is bf16 if the device multiplies in bf16 and the stage is not 0, because DeepSpeed trains in
+    bf16 under ZeRO-1 to 3 only; otherwise it is fp32.
+
+    Args:
+        device: What all ranks' devices can do.
+        zero_stage: ZeRO stage of the work.
+    """
+    return "bf16" if device.has_bf16 and zero_stage else "fp32"
+
+
 def choose_precision(
     device: Device,
     zero_stage: int,
@@ -65,9 +78,7 @@ def choose_precision(
     """Returns the precision of a run and whether it is compiled.
 
     What the user gave is used as it is. If the user did not give the precision, a run that
-    continues keeps its own, and a new run trains in bf16 if the device multiplies in bf16 and the
-    stage is not 0, because DeepSpeed trains in bf16 under ZeRO-1 to 3 only; otherwise it trains in
-    fp32.
+    continues keeps its own, and a new run takes `default_precision`.
 
     If the user did not say whether to compile, the model is compiled only if the device has bf16
     and can compile and the stage is not 3, with which torch.compile does not work. A new run must
@@ -84,7 +95,7 @@ def choose_precision(
     if precision is None and begun is not None:
         precision = begun.get("precision")
     if precision is None:
-        precision = "bf16" if device.has_bf16 and zero_stage else "fp32"
+        precision = default_precision(device, zero_stage)
     if is_compiled is None:
         can_compile = device.has_bf16 and device.can_compile and zero_stage != 3
         is_compiled = can_compile and precision == "bf16"
