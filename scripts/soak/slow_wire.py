@@ -6,9 +6,20 @@ The nodes are two network namespaces, and tc limits what each of them sends (`--
 trains a small model whose gradients take far longer to send than to compute, first over the
 unlimited link, which shows what the machine takes for all else, and then over the slow one. The
 seconds of a step are those of metrics.jsonl. Its bytes are what the link counts from the end of the
-first step to the end of the last. Prints one JSON line; the exit code is 1 if the seconds of a case
-differ by more than 15 % from the plan. Linux and root only; needs iproute2 and the kernel with tbf.
-The namespaces and a temporary folder are removed at the end.
+first step to the end of the last. `load` is the machine's mean number of processes that run or wait
+for a core, over the last minute of the case. Prints one JSON line; the exit code is 1 if the
+seconds of a case differ by more than 15 % from the plan. Linux and root only; needs iproute2 and
+the kernel with tbf. The namespaces and a temporary folder are removed at the end.
+
+`alone` tells what the link does without a trainer (wire_alone.py): the share of its rate that plain
+sockets and Gloo reach. The plan takes that share to be `RATE_SHARE`. Two things can make it less:
+
+- TCP's congestion control, which `--congestion` chooses. BBR, the default of some machines, leaves
+  a link idle that is full in both directions, even between plain sockets. The default here is Reno,
+  which every kernel lets a namespace choose.
+- Gloo's all-gather. A rank may send as soon as the receiver has said that it is ready, and it says
+  so over the connection that its own data take. The rank that begins last sends half of its data
+  before it says that it is ready. Until then, the other rank waits.
 """
 
 import contextlib
@@ -28,8 +39,13 @@ from typing import Any
 import yaml
 
 from scripts.checkout import ROOT, describe_soak, make_parser
+from trainer.preflight.communication import parse_link
 
 LINK = "bertwire"
+ADDRESS = "10.78.0.1"
+"""Address of the first node."""
+ALONE_BYTES = 7_400_000
+"""Bytes that the nodes send to each other where no trainer runs: about the gradients of `MODEL`."""
 PORT = 29_513
 STEPS = 5
 POLL_SECONDS = 0.02
@@ -53,10 +69,18 @@ def main() -> int:
     parser = make_parser(__doc__)
     parser.add_argument("--output", type=Path, help="JSON file for the result")
     parser.add_argument("--rate", default="20mbit", help="rate of the link, as tc and plan take it")
+    parser.add_argument(
+        "--congestion", default="reno", help="TCP's congestion control in the nodes"
+    )
     options = parser.parse_args()
     if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
         parser.error("needs root, and ip and tc of iproute2")
-    result = {**describe_soak("slow_wire"), "rate": options.rate, "cases": measure(options.rate)}
+    result = {
+        **describe_soak("slow_wire"),
+        "rate": options.rate,
+        "congestion": options.congestion,
+        **measure(options.rate, options.congestion),
+    }
     print(json.dumps(result))
     if options.output:
         options.output.parent.mkdir(parents=True, exist_ok=True)
@@ -64,11 +88,12 @@ def main() -> int:
     return int(any(abs(case["measured_over_planned"] - 1) > TOLERANCE for case in result["cases"]))
 
 
-def measure(rate: str) -> list[dict[str, Any]]:
-    """Returns every case with its planned and measured seconds and bytes of a step.
+def measure(rate: str, congestion: str) -> dict[str, Any]:
+    """Returns the link alone, and every case with its planned and measured seconds and bytes.
 
     Args:
         rate: The rate of the link, such as 20mbit.
+        congestion: Name of TCP's congestion control, such as reno.
     """
     from tests.trainer.tiny_dataset import write_tiny_dataset
 
@@ -76,12 +101,38 @@ def measure(rate: str) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="beambert-slow-wire-") as name:
         folder = Path(name)
         write_tiny_dataset(folder / "data", instances=200, has_validation=False)
-        with linked_nodes() as nodes:
+        with linked_nodes(congestion) as nodes:
+            limit_link(nodes, rate)
+            alone = measure_link(nodes, rate)
+            print(json.dumps(alone), file=sys.stderr)
             for number, case in enumerate(CASES):
                 row = measure_case(folder, nodes, rate, number, case)
                 print(json.dumps(row), file=sys.stderr)
                 rows.append(row)
-    return rows
+    return {"alone": alone, "cases": rows}
+
+
+def measure_link(nodes: list[str], rate: str) -> dict[str, list[float]]:
+    """Returns the shares of the link's rate that plain sockets and Gloo reach, by wire_alone.py.
+
+    Args:
+        nodes: Names of the namespaces.
+        rate: The rate of the link.
+    """
+    link = parse_link(rate)
+    assert link is not None, "a rate is no NVLink"
+    numbers = [PORT, ALONE_BYTES, round(link.node_bytes(1))]
+    processes = []
+    for rank, node in enumerate(nodes):
+        program = [sys.executable, "-W", "ignore", "-m", "scripts.soak.wire_alone"]
+        arguments = [str(rank), ADDRESS, *map(str, numbers)]
+        command = ["ip", "netns", "exec", node, *program, *arguments]
+        processes.append(
+            subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE)
+        )
+    printed = [process.communicate(timeout=LIMIT_SECONDS)[0] for process in processes]
+    shares: dict[str, list[float]] = json.loads(printed[0])
+    return shares
 
 
 def measure_case(
@@ -112,6 +163,7 @@ def measure_case(
         "measured_over_planned": round(seconds / planned["seconds"], 3),
         "planned_bytes": round(planned["bytes"]),
         "measured_bytes": round((sent[STEPS] - sent[1]) / (STEPS - 1)),
+        "load": round(os.getloadavg()[0], 1),
     }
 
 
@@ -188,15 +240,9 @@ def train(folder: Path, nodes: list[str], output: Path, case: dict[str, Any]) ->
         "compile": False,
     }
     Path(f"{output}.yaml").write_text(yaml.safe_dump(config))
-    inherited = {
-        key: value
-        for key, value in os.environ.items()
-        if not key.startswith(("RANK", "WORLD_SIZE", "LOCAL_"))
-    }
-    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": LINK}
     processes = []
     for rank, node in enumerate(nodes):
-        address = ["--master_addr", "10.78.0.1", "--master_port", str(PORT)]
+        address = ["--master_addr", ADDRESS, "--master_port", str(PORT)]
         place = ["--nnodes", "2", "--nproc_per_node", "1", "--node_rank", str(rank), *address]
         command = ["ip", "netns", "exec", node, sys.executable, "-m", "torch.distributed.run"]
         flags = ["--config", f"{output}.yaml", "--data", f"{folder}/data", "--output", str(output)]
@@ -204,7 +250,7 @@ def train(folder: Path, nodes: list[str], output: Path, case: dict[str, Any]) ->
             process = subprocess.Popen(
                 [*command, *place, "-m", "trainer", "pretrain", *flags],
                 cwd=folder,
-                env=inherited | own,
+                env=environment(),
                 stdout=log,
                 stderr=subprocess.STDOUT,
             )
@@ -227,6 +273,17 @@ def train(folder: Path, nodes: list[str], output: Path, case: dict[str, Any]) ->
     return sent
 
 
+def environment() -> dict[str, str]:
+    """Returns the environment of a process on a node."""
+    inherited = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("RANK", "WORLD_SIZE", "LOCAL_"))
+    }
+    own = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": LINK}
+    return inherited | own
+
+
 def bytes_sent(node: str) -> int:
     """Returns the bytes that a node has sent over the link, with the headers of the packets."""
     command = ["ip", "-n", node, "-s", "-json", "link", "show", LINK]
@@ -235,8 +292,12 @@ def bytes_sent(node: str) -> int:
 
 
 @contextlib.contextmanager
-def linked_nodes() -> Iterator[list[str]]:
-    """Yields the names of two namespaces that a link joins, and removes them at the end."""
+def linked_nodes(congestion: str) -> Iterator[list[str]]:
+    """Yields the names of two namespaces that a link joins, and removes them at the end.
+
+    Args:
+        congestion: Name of TCP's congestion control in the namespaces, such as reno.
+    """
     nodes = [f"bert-wire-{letter}-{os.getpid()}" for letter in "ab"]
     try:
         for node in nodes:
@@ -247,6 +308,8 @@ def linked_nodes() -> Iterator[list[str]]:
             _do(f"ip -n {node} address add 10.78.0.{number}/24 dev {LINK}")
             for link in ("lo", LINK):
                 _do(f"ip -n {node} link set {link} up")
+            control = "/proc/sys/net/ipv4/tcp_congestion_control"
+            _do(f"ip netns exec {node} sh -c", f"echo {congestion} >{control}")
         yield nodes
     finally:
         for node in nodes:
@@ -263,8 +326,8 @@ def limit_link(nodes: list[str], rate: str | None) -> None:
             _do(f"{place} replace dev {LINK} root tbf rate {rate} burst 64kb latency 100ms")
 
 
-def _do(command: str) -> None:
-    subprocess.run(command.split(), check=True)
+def _do(command: str, *arguments: str) -> None:
+    subprocess.run([*command.split(), *arguments], check=True)
 
 
 if __name__ == "__main__":
