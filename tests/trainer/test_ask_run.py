@@ -389,7 +389,10 @@ def test_reads_in_steps_whose_gradient_was_not_used_are_marked(copied, capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ((), "nothing is asked: give --step, --spikes, --document, --text or"),
+        (
+            (),
+            "nothing is asked: give --step, --spikes, --document, --text, --certificate or --blame",
+        ),
         (("--step", "0"), "step is '0'; give a step such as 1200, counted from 1, or a range"),
         (("--step", "5-3"), "step is '5-3'; give a step"),
         (("--step", "1,2"), "step is '1,2'; give a step"),
@@ -428,7 +431,7 @@ def test_instances_are_described_one_by_one(asked, monkeypatch):
         slots.append(slot)
         return {"kind": "instance", "slot": slot}
 
-    monkeypatch.setattr(answers, "_describe_instance", describe)
+    monkeypatch.setattr(answers, "describe_slot", describe)
     with opened_run(str(asked.path)) as run:
         records = answers.answer_steps(run, StepReader(run).read([3]), None)
         assert next(records)["instances"] == 12
