@@ -74,6 +74,16 @@ def broadcast(value: object, folder: Folder) -> Broadcast:
     return sent
 
 
+def _send_in_file(value: object, folder: Folder) -> Broadcast:
+    """Packs a value for all workers, and writes its file even if the value is small.
+
+    It is for one of many values, which together would make the job's description too large.
+    """
+    packed = _pack(value, folder)
+    folder.write(packed.file_name, packed.data)
+    return Broadcast(packed.kind, packed.folder, packed.digest)
+
+
 def describe_broadcast(value: object, folder: Folder) -> Broadcast:
     """Returns the same result as `broadcast`, but writes no file.
 
@@ -130,7 +140,7 @@ class CreateElements(
         if len(json.dumps(self._elements, default=_to_json)) <= MAX_INLINE_BYTES:
             return pipeline | beam.Create(self._elements, reshuffle=True)
         lists = [
-            broadcast(self._elements[first : first + _ELEMENTS_PER_FILE], self._folder)
+            _send_in_file(self._elements[first : first + _ELEMENTS_PER_FILE], self._folder)
             for first in range(0, len(self._elements), _ELEMENTS_PER_FILE)
         ]
         elements = pipeline | beam.Create(lists, reshuffle=True) | beam.FlatMap(Broadcast.get)
