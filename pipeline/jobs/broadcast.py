@@ -131,9 +131,7 @@ class CreateElements(
 
     def expand(self, pipeline: beam.Pipeline) -> beam.PCollection:
         """Adds the elements to a pipeline. A worker with other code raises ValueError."""
-        return self._create(pipeline) | "RefuseOtherCode" >> beam.Map(
-            refuse_other_code, hash_code()
-        )
+        return self._create(pipeline) | RefuseOtherCode()
 
     def _create(self, pipeline: beam.Pipeline) -> beam.PCollection:
         """Adds the elements to a pipeline, without the check of the workers' code."""
@@ -145,6 +143,21 @@ class CreateElements(
         ]
         elements = pipeline | beam.Create(lists, reshuffle=True) | beam.FlatMap(Broadcast.get)
         return elements | beam.Reshuffle()
+
+
+class RefuseOtherCode(
+    beam.PTransform[beam.PCollection[Any], beam.PCollection[Any]]  # type: ignore[misc]
+):
+    """Passes elements on, after checking that the worker has the same code as the launcher.
+
+    The check takes time only at the first element of a worker process, but each element passes
+    through one more step. So it is put where elements are large, such as lists of documents.
+    """
+
+    def expand(self, elements: beam.PCollection[Any]) -> beam.PCollection[Any]:
+        """Adds the step. A worker with other code raises ValueError."""
+        check = beam.Map(refuse_other_code, hash_code())
+        return elements | check.with_output_types(elements.element_type)
 
 
 @lru_cache(maxsize=1)

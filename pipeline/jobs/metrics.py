@@ -1,6 +1,6 @@
 """Reports counters and distributions, which a runner shows while a job is at work."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -19,6 +19,13 @@ def observe(numbers: Mapping[str, float]) -> None:
     """Adds each number, rounded, to the job's distribution of that name."""
     for name, number in numbers.items():
         _distribution(name).update(round(number))
+
+
+def observe_each(name: str, numbers: Iterable[int]) -> None:
+    """Adds all the numbers to the job's distribution of a name."""
+    distribution = _distribution(name)
+    for number in numbers:
+        distribution.update(number)
 
 
 @cache  # making one takes as long as several updates

@@ -339,4 +339,8 @@ def write_token_part(
     metrics.observe(
         {"documents_a_part": num_documents, "bytes_a_part": len(tokens), "ms_a_part": milliseconds}
     )
+    sizes = (document.cleaned_bytes for document in documents.documents)
+    metrics.observe_each("cleaned_bytes_a_document", sizes)
+    lengths = (len(document.tokens) for document in documents.documents)
+    metrics.observe_each("tokens_a_document", lengths)
     return record

@@ -9,14 +9,20 @@ from dataclasses import fields
 from typing import Any
 
 import apache_beam as beam
+from apache_beam.typehints.row_type import RowTypeConstraint
 
-from pipeline.documents import Document
+from pipeline.documents import Document, DroppedDocument
 from pipeline.documents.source import Source
 from pipeline.transforms.encoded_samples import RejectedSample
 from pipeline.transforms.plain_values import as_mapping, to_plain
 from pipeline.transforms.shard_plan import DEFAULT_NAME
+from pipeline.transforms.token_settings import list_settings
 from pipeline.transforms.tokens import WriteTokens
 from pipeline.transforms.webdataset import WriteToWebDataset
+
+_REJECTED_ROW = RowTypeConstraint.from_fields([("reason", str), ("key", str), ("msg", str)])
+_DROPPED_ROW = RowTypeConstraint.from_fields([("reason", str), ("where", str), ("text", str)])
+# Beam YAML's own transforms, such as WriteToJson, take only rows whose fields have types.
 
 
 def write_to_webdataset(
@@ -87,7 +93,8 @@ class _RejectedRows(beam.PTransform):  # type: ignore[misc]
         """
         return {
             "good": written["urls"],
-            self._output: written["rejected"] | "RejectedRows" >> beam.Map(to_rejected_row),
+            self._output: written["rejected"]
+            | "RejectedRows" >> beam.Map(to_rejected_row).with_output_types(_REJECTED_ROW),
         }
 
 
@@ -96,6 +103,7 @@ def to_rejected_row(rejected: RejectedSample) -> beam.Row:
     return beam.Row(reason=rejected.reason, key=rejected.key, msg=rejected.message)
 
 
+@list_settings
 def write_tokens(
     output: str,
     vocab: str,
@@ -106,6 +114,10 @@ def write_tokens(
     **settings: Any,
 ) -> beam.PTransform:
     """Returns a transform that writes rows as documents by `WriteTokens`.
+
+    The transform has two outputs of rows: "written" has the one row of `WrittenTokens`, once all
+    token parts are complete, and "rejected" has a row (`reason`, `where`, `text`) for each document
+    that is left out because of its text.
 
     Args:
         output: The folder of the dataset.
@@ -119,8 +131,29 @@ def write_tokens(
         **settings: Other settings of `python -m pipeline build` (docs/commands.md).
     """
     read = beam.Map(row_to_document, text, where, source)
-    named = {"sources": list(map(make_source, sources))} if sources else {}
-    return "Texts" >> read | WriteTokens(output, vocab, **named, **settings)
+    given: dict[str, Any] = {**settings}
+    if sources:
+        given["sources"] = [make_source(fields_of_source) for fields_of_source in sources]
+    return "Texts" >> read | WriteTokens(output, vocab, **given) | _TokensAsRows()
+
+
+class _TokensAsRows(beam.PTransform):  # type: ignore[misc]
+    """Turns the outputs of `WriteTokens` into rows."""
+
+    def expand(self, written: Mapping[str, beam.PCollection]) -> dict[str, beam.PCollection]:
+        """Adds the step that turns rejected documents into rows. `WrittenTokens` is a row already.
+
+        Args:
+            written: The outputs "written" and "rejected" of `WriteTokens`.
+        """
+        to_rows = beam.Map(to_dropped_row).with_output_types(_DROPPED_ROW)
+        rejected = written["rejected"] | "RejectedRows" >> to_rows
+        return {"written": written["written"], "rejected": rejected}
+
+
+def to_dropped_row(dropped: DroppedDocument) -> beam.Row:
+    """Returns a row about a document that was left out: `reason`, `where` and `text`."""
+    return beam.Row(reason=dropped.reason, where=dropped.where, text=dropped.text)
 
 
 def make_source(given: Mapping[str, Any]) -> Source:

@@ -1,14 +1,19 @@
-"""Makes a dataset of the documents of your own Beam pipeline, and reads a dataset's instances.
+"""Makes a dataset of the documents of your own Beam pipeline.
 
 `WriteTokens` adds these steps to your pipeline, and `finish_build` then makes the dataset:
 
-    document | lists of some part_bytes | EncodeDocuments | write_token_part | finish_tokens
+    document | ToDocuments | BatchElements | ToLists -> long lists, short lists
+    short lists | ToGroups | GroupByKey | JoinLists  -> long lists
+    long lists | EncodeDocuments | WriteTokenPart | ListParts | FinishTokens
 
-`EncodeDocuments` and `write_token_part` are steps of the tokens job (`pipeline.jobs.tokens_job`),
-so the same texts give the same root hash as a build from files. Nothing is written before the
-pipeline runs.
+`pipeline.transforms.gathered_documents` explains the lists. `EncodeDocuments` and
+`write_token_part` are steps of the tokens job (`pipeline.jobs.tokens_job`), so the same texts give
+the same root hash as a build from files.
 
-`ReadInstances` reads the instances of a finished dataset into a PCollection.
+What WriteTokenPart returns about a token part has a seal, which FinishTokens checks. The hashes of
+all documents are added up before they are put into lists, and compared with the names of the token
+parts, which are sums of hashes too. So if a runner loses, repeats or changes elements, the job ends
+with an error. Nothing is written before the pipeline runs.
 """
 
 import hashlib
@@ -16,10 +21,9 @@ import json
 import os
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple, Unpack
 
 import apache_beam as beam
 
@@ -28,12 +32,10 @@ from pipeline.command_line.names import answer_unknown
 from pipeline.command_line.values import convert, plain_node
 from pipeline.documents import Document, DroppedDocument
 from pipeline.documents.source import Source
-from pipeline.jobs.broadcast import broadcast, describe_broadcast
+from pipeline.jobs.broadcast import RefuseOtherCode, broadcast, describe_broadcast
 from pipeline.jobs.tokens_job import EncodeDocuments, TokensRule, write_token_part
 from pipeline.settings import BuildSettings
-from pipeline.shards.block import to_record_batch
-from pipeline.shards.dataset import Dataset, open_dataset, read_blocks
-from pipeline.shards.manifest import SHARDS_TABLE
+from pipeline.shards.dataset import Dataset
 from pipeline.shards.records import json_bytes
 from pipeline.stages.build import run_shards
 from pipeline.stages.build_tokens import (
@@ -52,13 +54,28 @@ from pipeline.storage.folder import Folder
 from pipeline.storage.quoting import quote
 from pipeline.storage.secret_values import hide
 from pipeline.tokens.document_lists import DocumentList
-from pipeline.tokens.token_records import read_records
+from pipeline.tokens.token_parts import TokenizedDocument
+from pipeline.transforms.gathered_documents import (
+    add_hashes,
+    add_sizes,
+    add_tallies,
+    is_long,
+    is_short,
+    join_lists,
+    measure_list,
+    size_of_document,
+    tally_document,
+    to_document,
+    to_group,
+    to_lists,
+)
 from pipeline.transforms.input import in_one_window, place_of, refuse_second_writer
+from pipeline.transforms.token_settings import WITHOUT_MEANING, TokenSettings, list_settings
 
-_HASH_BYTES = 16
 _CALLED = "WriteTokens"  # in messages about its settings
 _RECORD = re.compile(r"(?P<digest>[0-9a-f]{32})-00000-last\.json")
 """The record of a list: its name begins with the sum of the hashes of the list's documents."""
+_SEAL_BYTES = 16
 _ONE_WRITER = (
     "join the branches, as in `(news, books) | beam.Flatten() | WriteTokens(...)`, where"
     " Document(text, where, source=...) names a document's source"
@@ -66,9 +83,50 @@ _ONE_WRITER = (
 _ADVICE = "the runner loses, repeats or changes what it delivers: run again, or on another runner"
 
 
+class WrittenTokens(NamedTuple):
+    """Says what a pipeline has written by `WriteTokens`, once all of it is there.
+
+    Attributes:
+        output: Folder or URL of the dataset, which `finish_build` completes.
+        tokens: Folder or URL of the token parts.
+        parts: Number of token parts.
+        documents_read: Number of documents of the PCollection.
+        documents: Number of documents in the token parts. It differs from `documents_read` by the
+            rejected documents, and by very long documents, which are cut into several. Copies are
+            counted; `finish_build` leaves them out.
+        num_tokens: Number of tokens of these documents.
+    """
+
+    output: str
+    tokens: str
+    parts: int
+    documents_read: int
+    documents: int
+    num_tokens: int
+
+
+class PartRow(NamedTuple):
+    """What `write_part` returns about a token part.
+
+    Attributes:
+        record: The file name of the part's record.
+        documents_read: Number of documents in the list of which the part was made.
+        documents: Number of documents in the part.
+        num_tokens: Number of tokens of these documents.
+        seal: A hash of the other values (`_seal`).
+    """
+
+    record: str
+    documents_read: int
+    documents: int
+    num_tokens: int
+    seal: str
+
+
 class WriteTokens(
     beam.PTransform[  # type: ignore[misc]
-        beam.PCollection[str | Document], dict[str, beam.PCollection[str | DroppedDocument]]
+        beam.PCollection[str | Document],
+        dict[str, beam.PCollection[WrittenTokens | DroppedDocument]],
     ]
 ):
     """Writes the documents of a PCollection as token parts, which `finish_build` completes.
@@ -81,8 +139,9 @@ class WriteTokens(
 
     The output is a dict of two PCollections:
 
-    - `"parts"`: for each token part, a `str` with the name of its record. It has no elements before
-      all parts are written.
+    - `"written"`: a single `WrittenTokens`, which says where the token parts are, and how many
+      documents and tokens they have. It is there once all of them are complete, so a later step of
+      the pipeline can wait for it.
     - `"rejected"`: a `DroppedDocument` (`reason`, `where`, `text`) for each document that is left
       out because of its text. Copies are not among these: `finish_build` leaves them out.
 
@@ -108,14 +167,19 @@ class WriteTokens(
         with beam.Pipeline() as pipeline:
             texts = pipeline | beam.io.ReadFromText("documents.txt")  # one document per line
             written = texts | WriteTokens("my-data", "vocab.txt", **settings)
-            written["rejected"] | beam.Map(print)
+            written["written"] | "Print" >> beam.Map(print)
+            written["rejected"] | "Print rejected" >> beam.Map(print)
 
         dataset = finish_build("my-data", "vocab.txt", **settings)
         ```
     """
 
+    @list_settings
     def __init__(
-        self, output: str | os.PathLike[str], vocab: str | os.PathLike[str], **settings: Any
+        self,
+        output: str | os.PathLike[str],
+        vocab: str | os.PathLike[str],
+        **settings: Unpack[TokenSettings],
     ) -> None:
         """Takes the settings of a build.
 
@@ -124,7 +188,7 @@ class WriteTokens(
             vocab: A vocab.txt, the folder of a model that has one, or a model of the Hub.
             **settings: Other settings of `python -m pipeline build` (docs/commands.md), such as
                 `min_characters=20`. `sources` is a list of `Source`, with the names that
-                `Document.source` may have.
+                `Document.source` may have. `help(WriteTokens)` lists them all.
 
         Raises:
             ValueError: A setting is unknown, or has a value of a wrong type.
@@ -153,41 +217,94 @@ class WriteTokens(
         settings = self._settings
         pipeline = documents.pipeline
         refuse_second_writer(pipeline, self, _ONE_WRITER)
-        folder = settings.open_tokens()
         claim = make_claim(settings)
         claimed = beam.pvalue.AsSingleton(
             pipeline
             | "Claim" >> beam.Create([None])
+            | RefuseOtherCode()
             | "ClaimOutput" >> beam.Map(claim_output, claim)
         )
         names = [source.name for source in settings.corpus]
-        convert = beam.Map(to_document, names).with_output_types(Document)
+        # The steps after this one wait for the claim too. Only small elements pass between them.
+        convert = beam.Map(to_document, names, claimed).with_output_types(Document)
         converted = in_one_window(documents, self) | "ToDocuments" >> convert
-        size = settings.part_bytes
-        batch = beam.BatchElements(
-            size, size, element_size_fn=lambda document: 1 + len(document.text)
-        )
-        encoded = (
-            converted
-            | batch
-            | "ToLists" >> beam.FlatMap(to_lists, names, claimed)
-            | EncodeDocuments(claim.rule)
-        )
-        list_rejected = beam.FlatMap(lambda documents: documents.dropped)
-        rejected = encoded | "Rejected" >> list_rejected.with_output_types(DroppedDocument)
         tally = (
             converted
             | "TallyDocuments" >> beam.Map(tally_document)
             | "AddTallies" >> beam.CombineGlobally(add_tallies)
         )
-        parts = (
+        encoded = (
+            converted
+            | GatherDocuments(names, settings.part_bytes)
+            | "RefuseOtherCode of lists" >> RefuseOtherCode()
+            | EncodeDocuments(claim.rule)
+        )
+        list_rejected = beam.FlatMap(lambda documents: documents.dropped)
+        rejected = encoded | "Rejected" >> list_rejected.with_output_types(DroppedDocument)
+        written = (
             encoded
-            | "WriteTokenPart" >> beam.Map(write_token_part, folder, claim.rule)
+            | "WriteTokenPart" >> beam.Map(write_part, settings.open_tokens(), claim.rule)
             | "ListParts" >> beam.combiners.ToList()
             | "FinishTokens"
-            >> beam.FlatMap(finish_tokens, beam.pvalue.AsSingleton(tally), folder, claimed)
+            >> beam.Map(
+                finish_tokens,
+                beam.pvalue.AsSingleton(tally),
+                settings.open_tokens(),
+                hide(settings.output),
+                claimed,
+            )
         )
-        return {"parts": parts, "rejected": rejected}
+        return {"written": written, "rejected": rejected}
+
+
+class GatherDocuments(
+    beam.PTransform[  # type: ignore[misc]
+        beam.PCollection[Document], beam.PCollection[DocumentList[Document]]
+    ]
+):
+    """Gathers documents into lists, each of which becomes one token part.
+
+    `pipeline.transforms.gathered_documents` explains how.
+    """
+
+    def __init__(self, sources: Sequence[str], part_bytes: int) -> None:
+        """Keeps the arguments.
+
+        Args:
+            sources: Names of all sources, in the order of their numbers.
+            part_bytes: The most text of a list.
+        """
+        super().__init__()
+        self._sources = sources
+        self._part_bytes = part_bytes
+
+    def expand(
+        self, documents: beam.PCollection[Document]
+    ) -> beam.PCollection[DocumentList[Document]]:
+        """Adds the steps that put documents into lists, and that join short lists."""
+        size = self._part_bytes
+        batch = beam.BatchElements(size, size, element_size_fn=size_of_document)
+        lists = documents | batch | "ToLists" >> _to_lists(to_lists, self._sources, size)
+        short = lists | "ShortLists" >> beam.Filter(is_short, size)
+        sizes = beam.pvalue.AsSingleton(
+            short
+            | "MeasureLists" >> beam.Map(measure_list)
+            | "AddSizes" >> beam.CombineGlobally(add_sizes)
+        )
+        to_groups = beam.Map(to_group, sizes, len(self._sources), size)
+        joined = (
+            short
+            | "ToGroups" >> to_groups.with_output_types(tuple[int, DocumentList[Document]])
+            | beam.GroupByKey()
+            | "JoinLists" >> _to_lists(join_lists, self._sources, size)
+        )
+        long = lists | "LongLists" >> beam.Filter(is_long, size)
+        return (long, joined) | beam.Flatten()
+
+
+def _to_lists(function: Any, *arguments: Any) -> beam.ParDo:
+    """Returns a step that yields what `function` yields: lists of documents."""
+    return beam.FlatMap(function, *arguments).with_output_types(DocumentList)
 
 
 def finish_build(
@@ -195,7 +312,7 @@ def finish_build(
     vocab: str | os.PathLike[str],
     *,
     beam_arguments: Sequence[str] = (),
-    **settings: Any,
+    **settings: Unpack[TokenSettings],
 ) -> Dataset:
     """Makes a dataset of the token parts that `WriteTokens` has written.
 
@@ -209,7 +326,7 @@ def finish_build(
         beam_arguments: Arguments of Beam for the jobs, such as `["--runner=FlinkRunner"]`. Without
             any they run in local worker processes.
         **settings: The settings that `WriteTokens` was given, and settings of the instances, such
-            as `seq_lens=[128]` and `passes=2`.
+            as `seq_lens=[128]` and `passes=2`. `help(WriteTokens)` lists them all.
 
     Returns:
         The finished dataset, opened.
@@ -254,6 +371,8 @@ def _make_settings(
     converted: dict[str, Any] = {"sources": sources}
     hints = hints_of(BuildSettings)
     for name, value in {"output": output, "vocab": vocab, **settings}.items():
+        if name in WITHOUT_MEANING:
+            raise ValueError(f"{_CALLED}: {name} is no setting of it: {WITHOUT_MEANING[name]}")
         if name not in hints:
             raise ValueError(answer_unknown(name, BuildSettings, "", f"{_CALLED}: "))
         if name != "sources":
@@ -354,121 +473,58 @@ def claim_output(_: None, claim: Claim) -> None:
         broadcast(open_task_texts(settings), folder)
 
 
-def to_document(document: str | Document, sources: Sequence[str]) -> Document:
-    """Converts an element of the input to a document that names its source.
+def write_part(
+    documents: DocumentList[TokenizedDocument], folder: Folder, rule: TokensRule
+) -> PartRow:
+    """Writes a list of documents as one token part (`write_token_part`); returns what it has.
 
     Args:
-        document: A text or a document. It must name its source if there are several sources.
-        sources: Names of all sources.
-
-    Raises:
-        ValueError: The element is of another type, or its source is not in the settings.
+        documents: A list of encoded documents.
+        folder: Receives the files.
+        rule: Says whether signatures and dropped documents are written.
     """
-    if isinstance(document, str):
-        document = Document(document)
-    if not isinstance(document, Document):
-        raise ValueError(  # noqa: TRY004 - a user's fault, which runners pass on
-            f"a document is a {type(document).__name__}, expected str or"
-            f" pipeline.documents.Document; found {reprlib.repr(document)}; convert it, or leave"
-            " it out before"
-        )
-    for field in ("text", "where", "source"):
-        value = getattr(document, field)
-        if not isinstance(value, str):
-            raise ValueError(  # noqa: TRY004
-                f"a document's {field} is a {type(value).__name__}, expected str; found"
-                f" {reprlib.repr(value)}, where is {document.where!r}; convert it, or leave it out"
-                " before"
-            )
-    name = document.source or sources[0]
-    if name not in sources or (not document.source and len(sources) > 1):
-        raise ValueError(
-            f"a document ({document.where or document.text[:40]!r}) is of the source"
-            f" {document.source!r}, expected one of {', '.join(sources)}"
-        )
-    return replace(document, source=name)
+    record = write_token_part(documents, folder, rule)
+    numbers = (
+        documents.counters["documents_read"],
+        len(documents.documents),
+        sum(len(document.tokens) for document in documents.documents),
+    )
+    return PartRow(record, *numbers, _seal(record, *numbers))
 
 
-def hash_document(document: Document) -> int:
-    """Returns a hash of 128 bits of a document's text, place, source and `is_split`."""
-    digest = hashlib.blake2b(str(document.is_split).encode(), digest_size=_HASH_BYTES)
-    for text in (document.source, document.where, document.text):
-        data = text.encode("utf-8", "surrogatepass")
-        digest.update(len(data).to_bytes(8, "little") + data)
-    return int.from_bytes(digest.digest(), "little")
-
-
-def add_hashes(hashes: Iterable[int]) -> str:
-    """Returns the sum of hashes modulo 2**128 in hexadecimal. It does not depend on their order."""
-    return f"{sum(hashes) % (1 << 8 * _HASH_BYTES):0{2 * _HASH_BYTES}x}"
-
-
-def tally_document(document: Document) -> tuple[int, str]:
-    """Returns the tally of one document: the number 1, and its hash."""
-    return 1, add_hashes([hash_document(document)])
-
-
-def add_tallies(tallies: Iterable[tuple[int, str]]) -> tuple[int, str]:
-    """Adds up tallies: returns the number of all documents, and the sum of their hashes."""
-    number = 0
-    hashes = []
-    for documents, digest in tallies:
-        number += documents
-        hashes.append(int(digest, 16))
-    return number, add_hashes(hashes)
-
-
-def to_lists(
-    documents: Sequence[Document], sources: Sequence[str], _: None = None
-) -> Iterator[DocumentList[Document]]:
-    """Puts documents into one list for each source that they are from.
-
-    The lists do not depend on the order of `documents`, because each list is sorted by the hashes
-    of its documents. The sum of these hashes is the list's `part`.
-
-    Args:
-        documents: Documents as `to_document` returns them.
-        sources: Names of all sources, in the order of their numbers.
-        _: The result of `claim_output`. It is not used, but makes the runner wait for that step.
-    """
-    by_source: dict[int, list[tuple[int, Document]]] = {}
-    for document in documents:
-        row = (hash_document(document), document)
-        by_source.setdefault(sources.index(document.source), []).append(row)
-    for number, rows in sorted(by_source.items()):
-        rows.sort(key=lambda row: row[0])
-        digest = add_hashes(hashed for hashed, _ in rows)
-        ordered = [document for _, document in rows]
-        counters = {"documents_read": len(ordered)}
-        yield DocumentList(digest, 0, True, ordered, counters, source=number, keeps_dropped=True)
+def _seal(*values: object) -> str:
+    """Returns a hash of the values of a row, by which a row that a runner changed is noticed."""
+    return hashlib.blake2b(repr(values).encode(), digest_size=_SEAL_BYTES).hexdigest()
 
 
 def finish_tokens(
-    records: Sequence[str], tally: tuple[int, str], folder: Folder, _: None = None
-) -> Iterator[str]:
+    rows: Sequence[PartRow],
+    tally: tuple[int, str],
+    folder: Folder,
+    output: str,
+    _: None = None,
+) -> WrittenTokens:
     """Checks that all token parts were written, and writes parts.json, which lists them.
 
     Two lists with the same documents have the same name and share one part. That loses nothing,
     because a build keeps only one copy of a document.
 
     Args:
-        records: Names of the records that were written, one for each list.
+        rows: What `write_part` returned, one row for each list.
         tally: The number of documents that the pipeline gave, and the sum of their hashes.
         folder: The folder of the token parts.
-        _: The result of `claim_output`. It is not used, but makes the runner wait for that step.
-
-    Yields:
-        The names of the records of all parts, each once, in the order of the names.
+        output: Folder or URL of the dataset, for the result.
+        _: The result of `claim_output`. It is not used, but makes the runner wait for that step
+            even if there are no documents.
 
     Raises:
-        ValueError: The parts do not hold every document exactly once, or the folder holds the
-            documents of another pipeline.
+        ValueError: The parts do not hold every document exactly once, a row was changed by the
+            runner, a part is not there, or the folder holds the documents of another pipeline.
     """
     number, digest = tally
-    names = sorted({*records})
-    matches = [_RECORD.fullmatch(record) for record in records]
-    rows = dict(zip(names, read_records(folder, names), strict=True)) if all(matches) else {}
-    written = sum(rows[record]["documents_read"] for record in records if rows)
+    _refuse_changed_rows(rows)
+    written = sum(row.documents_read for row in rows)
+    matches = [_RECORD.fullmatch(row.record) for row in rows]
     hashes = add_hashes(int(match["digest"], 16) for match in matches if match)
     if (written, hashes) != (number, digest):
         what = "others in their place" if written == number else "each once"
@@ -476,13 +532,36 @@ def finish_tokens(
             f"{folder.url}: token parts of {written:,} documents were written, expected"
             f" {number:,}, {what}; {_ADVICE}"
         )
+    by_record = {row.record: row for row in rows}
+    names = sorted(by_record)
+    lost = sorted(by_record.keys() - folder.list().keys()) if names else []
+    if lost:
+        raise ValueError(f"{folder.locate(lost[0])} is not there as it was written; run again")
     delivered = Delivered(number, digest, names)
     _refuse_other_documents(folder, delivered)
     data = json_bytes(asdict(delivered))
     if not folder.exists(DELIVERED) or folder.read(DELIVERED) != data:
         folder.remove([STORE])
         folder.write(DELIVERED, data)
-    yield from names
+    return WrittenTokens(
+        output,
+        hide(folder.url),
+        parts=len(names),
+        documents_read=number,
+        documents=sum(row.documents for row in by_record.values()),
+        num_tokens=sum(row.num_tokens for row in by_record.values()),
+    )
+
+
+def _refuse_changed_rows(rows: Sequence[PartRow]) -> None:
+    """Raises ValueError if a row is not one that `write_part` returned."""
+    for row in rows:
+        *values, seal = row
+        if seal != _seal(*values):
+            raise ValueError(
+                f"the runner delivered {reprlib.repr(tuple(row))} as what was written of a token"
+                f" part, which is not what its seal says; {_ADVICE}"
+            )
 
 
 def _refuse_other_documents(folder: Folder, delivered: Delivered) -> None:
@@ -497,133 +576,3 @@ def _refuse_other_documents(folder: Folder, delivered: Delivered) -> None:
             f" Write all documents of a dataset by one pipeline ({_ONE_WRITER}), give another"
             f" output, or delete {folder.locate()} to begin again"
         )
-
-
-class ReadInstances(
-    beam.PTransform[beam.pvalue.PBegin, beam.PCollection[dict[str, Any]]]  # type: ignore[misc]
-):
-    """Reads the instances of a dataset, as a PCollection of dicts.
-
-    It is applied to the pipeline itself. Each instance is one dict. Token ids are integers, and no
-    instance is padded:
-
-    - `split`: "train" or "validation".
-    - `seq_len`: the length that the instance was made for.
-    - `pass_index`: the number of its pass, from 0.
-    - `input_ids`: list of the token ids, [CLS] A [SEP] B [SEP]. Masks are already applied.
-    - `segment_a_length`: number of tokens in [CLS] A [SEP], which have type 0.
-    - `masked_lm_positions`: list of the positions to predict, ascending.
-    - `masked_lm_ids`: list of the ids to predict at these positions.
-    - `is_random_next`: `True` if B is from another document than A.
-    - `document_a`, `document_b`: the first 8 bytes of the documents' ids, as integers.
-
-    Raises:
-        FileNotFoundError: When the transform is applied, there is no finished dataset.
-        ValueError: When the transform is applied, the dataset has no instances of this split and
-            length. While the pipeline runs, another dataset is in the folder by now, or a block is
-            damaged.
-
-    Examples:
-        ```python
-        import apache_beam as beam
-
-        from pipeline import ReadInstances
-
-        with beam.Pipeline() as pipeline:
-            instances = pipeline | ReadInstances("my-data", split="train", seq_len=128)
-            instances | beam.combiners.Count.Globally() | beam.Map(print)
-        ```
-    """
-
-    def __init__(
-        self,
-        dataset: str | os.PathLike[str],
-        split: str | None = None,
-        seq_len: int | None = None,
-        storage_options: Mapping[str, Any] | None = None,
-    ) -> None:
-        """Takes the dataset, and which of its instances to read.
-
-        Args:
-            dataset: Folder or URL of a finished dataset.
-            split: "train" or "validation"; None reads both.
-            seq_len: The length of the instances; None reads all lengths.
-            storage_options: Options of the fsspec filesystem, such as keys of an object store. They
-                are sent to the workers; of a text `${NAME}` only the name is sent, and it stands
-                for that environment variable.
-        """
-        super().__init__()
-        self._dataset = os.fspath(dataset)
-        self._split = split
-        self._seq_len = seq_len
-        self._options = storage_options
-
-    def display_data(self) -> dict[str, Any]:
-        """Returns the dataset, which a runner shows for this transform."""
-        return {"dataset": hide(self._dataset)}
-
-    def expand(self, pipeline: beam.pvalue.PBegin) -> beam.PCollection[dict[str, Any]]:
-        """Opens the dataset and adds the steps that read its shards.
-
-        Raises:
-            FileNotFoundError: There is no finished dataset.
-            ValueError: The dataset has no instances of this split and length.
-        """
-        dataset = open_dataset(self._dataset, self._options)
-        chosen = [
-            shard.name
-            for shard in dataset.all_shards
-            if self._split in (None, shard.split) and self._seq_len in (None, shard.seq_len)
-        ]
-        if not chosen:
-            raise ValueError(f"{dataset.url}: {self._describe_absence(dataset)}")
-        read = beam.FlatMap(read_instances, dataset.folder, _identity(dataset))
-        return pipeline | "Shards" >> beam.Create(chosen, reshuffle=True) | "ReadShards" >> read
-
-    def _describe_absence(self, dataset: Dataset) -> str:
-        """Returns which instances are missing in a dataset, and which it has."""
-        missing = f"{self._split} instances" if self._split else "instances"
-        if self._seq_len is not None:
-            missing += f" of seq_len {self._seq_len!r}"
-        groups = dataset.manifest.groups
-        choices = ", ".join(f"{group.split} L{group.seq_len}" for group in groups)
-        return f"no {missing}; the dataset has {choices}"
-
-
-def read_instances(name: str, folder: Folder, identity: str) -> Iterator[dict[str, Any]]:
-    """Yields the instances of a shard, in order.
-
-    Args:
-        name: The shard's name in its dataset.
-        folder: The folder of the dataset.
-        identity: The dataset's `_identity` when the pipeline was made.
-
-    Raises:
-        ValueError: Another dataset is in the folder by now, or a block is damaged.
-    """
-    dataset = _open(folder, identity)
-    [shard] = [shard for shard in dataset.all_shards if shard.name == name]
-    place = {"split": shard.split, "seq_len": shard.seq_len, "pass_index": shard.pass_index}
-    for block in read_blocks(dataset, shard):
-        yield from (place | row for row in to_record_batch(block).to_pylist())
-
-
-def _identity(dataset: Dataset) -> str:
-    """Returns the hash of a dataset's table of shards. It differs if any shard differs."""
-    return str(dataset.manifest.sha256_of(SHARDS_TABLE))
-
-
-@lru_cache(maxsize=4)
-def _open(folder: Folder, identity: str) -> Dataset:
-    """Opens a dataset, once per worker, and checks its identity.
-
-    Raises:
-        ValueError: The dataset was built anew since the pipeline was made.
-    """
-    dataset = open_dataset(folder.url, folder.options)
-    if _identity(dataset) != identity:
-        raise ValueError(
-            f"{folder.url}: another dataset is there than when the pipeline was made; make the"
-            " pipeline again"
-        )
-    return dataset

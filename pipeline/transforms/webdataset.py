@@ -37,6 +37,7 @@ import apache_beam as beam
 from apache_beam.transforms.error_handling import ErrorHandler
 
 from pipeline.jobs import metrics
+from pipeline.jobs.broadcast import RefuseOtherCode, hash_code, refuse_other_code
 from pipeline.shards.records import json_bytes
 from pipeline.shards.shard_file import end_of_tar
 from pipeline.storage.folder import Folder
@@ -253,7 +254,7 @@ class WriteToWebDataset(
         rule = self._rule
         refuse_second_writer(samples.pipeline, self, _ONE_WRITER)
         _refuse_other_dataset(rule)
-        encode = beam.FlatMap(encode_or_reject, rule).with_output_types(bytes)
+        encode = beam.ParDo(EncodeSamples(rule)).with_output_types(bytes)
         encoded, not_encoded = _apply(in_one_window(samples, self), "EncodeSamples", encode, rule)
         plan = beam.pvalue.AsSingleton(
             encoded
@@ -268,7 +269,7 @@ class WriteToWebDataset(
         else:
             to_group = "ToShards" >> beam.Map(to_shard, plan).with_output_types(tuple[int, bytes])
         write = beam.FlatMap(write_group, plan, rule).with_output_types(ShardRow)
-        groups = encoded | to_group | beam.GroupByKey()
+        groups = encoded | to_group | beam.GroupByKey() | RefuseOtherCode()
         written, not_written = _apply(groups, "WriteShards", write, rule)
         urls = (
             written
@@ -344,6 +345,27 @@ def to_dead_letter(rejected: RejectedSample) -> tuple[Any, tuple[type, str, list
     The class is `BadSampleError`. There are no traceback lines.
     """
     return rejected.sample, (BadSampleError, rejected.message, [])
+
+
+class EncodeSamples(beam.DoFn):  # type: ignore[misc]
+    """Encodes samples (`encode_or_reject`), after checking that the worker has the launcher's code.
+
+    Beam's `setup` makes the check once in each worker process, since a step of its own would take
+    time for every sample.
+    """
+
+    def __init__(self, rule: ShardRule) -> None:
+        """Keeps the rule, and the hash of the code of this process, which is the launcher."""
+        self._rule = rule
+        self._code = hash_code()
+
+    def setup(self) -> None:
+        """Raises ValueError if this worker has other code of this package than the launcher."""
+        refuse_other_code(None, self._code)
+
+    def process(self, sample: Mapping[str, Any]) -> Iterator[Any]:
+        """Yields what `encode_or_reject` yields for a sample."""
+        return encode_or_reject(sample, self._rule)
 
 
 def encode_or_reject(sample: Mapping[str, Any], rule: ShardRule) -> Iterator[Any]:

@@ -35,9 +35,10 @@ class ListLie:
 
 
 def _changed_row(column: int, value: Any) -> Callable[[list[Any]], list[Any]]:
-    """Makes a lie about one value of the first shard's row.
+    """Makes a lie about one value of the first row.
 
-    The values are the name, samples, bytes, sha256 and seal.
+    The values of a shard are its name, samples, bytes, sha256 and seal. Those of a token part are
+    its record, the documents that were read, documents, tokens and seal.
     """
     return lambda rows: [(*rows[0][:column], value, *rows[0][column + 1 :]), *rows[1:]]
 
@@ -69,7 +70,10 @@ LIST_LIES = (
         PARTS,
         lambda parts: 2 * parts[: len(parts) // 2],
     ),
-    ListLie("a part has another name", PARTS, lambda parts: [_NO_PART, *parts[1:]]),
+    ListLie("a part has another name", PARTS, _changed_row(0, _NO_PART)),
+    ListLie("a part has other documents", PARTS, _changed_row(2, 2)),
+    ListLie("a part has other tokens", PARTS, _changed_row(3, 0)),
+    ListLie("a part has another seal", PARTS, _changed_row(4, "0" * 32)),
     ListLie("parts are listed in another order", PARTS, lambda parts: parts[::-1], "unharmed"),
     ListLie("a shard is lost", SHARDS, lambda rows: rows[1:]),
     ListLie("a shard is listed twice", SHARDS, lambda rows: [rows[0], *rows]),

@@ -41,7 +41,11 @@ def test_counters_are_what_the_build_made(texts, vocab_file, tmp_path, monkeypat
     assert counted["instances"] == sum(shard.instances for shard in shards)
     assert counted["shard_bytes"] == sum(shard.num_bytes for shard in shards)
     parts = {"bytes_a_part", "documents_a_part", "ms_a_part"}
-    assert observed.keys() == {*parts, "documents_a_bucket"}
+    documents = {"cleaned_bytes_a_document", "tokens_a_document"}
+    assert observed.keys() == {*parts, *documents, "documents_a_bucket"}
+    assert observed["tokens_a_document"].sum == made["distinct_tokens"]
+    assert observed["cleaned_bytes_a_document"].sum == counted["cleaned_bytes"]
+    assert observed["cleaned_bytes_a_document"].count == made["documents"]
     buckets = observed["documents_a_bucket"]  # of validation, and of training for each pass
     assert buckets.count == len(shards)
     assert buckets.min + buckets.max == made["documents"]

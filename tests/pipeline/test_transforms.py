@@ -1,22 +1,29 @@
 """WriteTokens, finish_build and ReadInstances: a dataset from a PCollection is that from files."""
 
+import base64
+import bz2
+import inspect
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import apache_beam as beam
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.portability.api import schema_pb2
 from apache_beam.testing import test_pipeline
 from apache_beam.testing.util import assert_that, equal_to
+from apache_beam.yaml.yaml_provider import InlineProvider
 
+from pipeline.command_line.hints import hints_of
 from pipeline.documents.parts import Part
 from pipeline.jobs import broadcast
 from pipeline.jobs.tokens_job import DocumentListCoder, EncodeDocuments, read_lists
@@ -30,11 +37,28 @@ from pipeline.transforms import (
     ReadInstances,
     Source,
     WriteTokens,
+    WriteToWebDataset,
+    WrittenTokens,
     finish_build,
+    instances,
     rows,
     tokens,
+    webdataset,
 )
-from pipeline.transforms.tokens import to_document
+from pipeline.transforms.gathered_documents import (
+    add_sizes,
+    add_tallies,
+    is_long,
+    is_short,
+    join_lists,
+    measure_list,
+    size_of_list,
+    tally_document,
+    to_document,
+    to_group,
+    to_lists,
+)
+from pipeline.transforms.token_settings import WITHOUT_MEANING, TokenSettings
 from scripts.checkout import ROOT
 from tests.pipeline.programs import run, write_texts
 from tokenizer.vocab import parse_vocab
@@ -147,6 +171,15 @@ def test_the_same_command_again_changes_nothing_and_other_documents_replace_the_
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.tar")} == before
 
 
+def test_no_documents_are_written_as_such_after_the_output_is_claimed(vocab_file, tmp_path):
+    def check(written):
+        numbers = written["written"] | beam.Map(lambda row: row[2:])
+        assert_that(numbers, equal_to([(0, 0, 0, 0)]))
+
+    write([], tmp_path, vocab_file, check=check, **SETTINGS)
+    assert {"parts.json", "settings.json"} <= {path.name for path in tmp_path.glob("tokens/*")}
+
+
 def test_another_pipeline_does_not_replace_what_the_first_has_written(texts, vocab_file, tmp_path):
     write(texts[:60], tmp_path, vocab_file, **SETTINGS)
     before = (tmp_path / "tokens/parts.json").read_bytes()
@@ -255,47 +288,86 @@ DOCUMENTS = [Document(f"Text {number}.", source="input") for number in range(40)
 LISTS = [DOCUMENTS[start : start + 10] for start in range(0, 40, 10)]
 
 
-def _renamed(records):
-    return [f"{'0' * 32}-00000-last.json", *records[1:]]
+def _row(record, documents_read=10):
+    return tokens.PartRow(
+        record, documents_read, 9, 70, tokens._seal(record, documents_read, 9, 70)
+    )
 
 
 PART_LIES = {
-    "a part is lost": lambda records: records[1:],
+    "a part is lost": lambda rows: rows[1:],
     "every part is lost": lambda _: [],
-    "a part comes twice": lambda records: [*records, records[0]],
-    "a part of as many documents comes twice, another is lost": lambda records: [
-        records[0],
-        *records[:-1],
+    "a part comes twice": lambda rows: [*rows, rows[0]],
+    "a part of as many documents comes twice, another is lost": lambda rows: [
+        rows[0],
+        *rows[:-1],
     ],
-    "a part has the name of nothing": _renamed,
-    "a part has no name": lambda records: ["", *records[1:]],
+    "a part has the name of nothing": lambda rows: [
+        _row(f"{'0' * 32}-00000-last.json"),
+        *rows[1:],
+    ],
+    "a part has no name": lambda rows: [_row(""), *rows[1:]],
+}
+ROW_LIES = {
+    "another name": {"record": f"{'1' * 32}-00000-last.json"},
+    "another number of documents": {"documents": 10},
+    "another number of tokens": {"num_tokens": 71},
+    "another seal": {"seal": "0" * 32},
 }
 
 
-@pytest.mark.parametrize("name", [*PART_LIES, "nothing is told otherwise"])
-def test_what_a_runner_tells_of_parts_is_held_to_the_documents(name, tmp_path):
+@pytest.fixture
+def written_parts(tmp_path):
+    """A folder, the rows of four parts of ten documents in it, and the tally of the documents."""
+    lists = [found for documents in LISTS for found in to_lists(documents, ["input"], 16)]
+    rows = [_row(f"{found.part}-00000-last.json") for found in lists]
     folder = Folder(str(tmp_path))
-    lists = [found for documents in LISTS for found in tokens.to_lists(documents, ["input"])]
-    records = [f"{found.part}-00000-last.json" for found in lists]
-    for record, found in zip(records, lists, strict=True):
-        folder.write(record, json.dumps(found.counters).encode())
-    folder.write(f"{'0' * 32}-00000-last.json", b'{"documents_read": 10}')
-    tally = tokens.add_tallies(map(tokens.tally_document, reversed(DOCUMENTS)))
-    told = PART_LIES.get(name, lambda records: records)(records)
-    if name in PART_LIES:
-        with pytest.raises(ValueError, match=r"expected 40, .*; the runner loses, repeats or ch"):
-            list(tokens.finish_tokens(told, tally, folder))
-        assert not folder.exists("parts.json")
-    else:
-        assert list(tokens.finish_tokens(told[::-1], tally, folder)) == sorted(records)
+    for row in rows:
+        folder.write(row.record, b"{}")
+    return folder, rows, add_tallies(map(tally_document, reversed(DOCUMENTS)))
+
+
+@pytest.mark.parametrize("name", PART_LIES)
+def test_what_a_runner_tells_of_parts_is_held_to_the_documents(name, written_parts):
+    folder, rows, tally = written_parts
+    with pytest.raises(ValueError, match=r"expected 40, .*; the runner loses, repeats or ch"):
+        tokens.finish_tokens(PART_LIES[name](rows), tally, folder, "data")
+    assert not folder.exists("parts.json")
+
+
+@pytest.mark.parametrize("name", ROW_LIES)
+def test_a_row_that_a_runner_changed_is_refused(name, written_parts):
+    folder, rows, tally = written_parts
+    changed = [rows[0]._replace(**ROW_LIES[name]), *rows[1:]]
+    said = "as what was written of a token part, which is not what its seal says; the runner loses"
+    with pytest.raises(ValueError, match=said):
+        tokens.finish_tokens(changed, tally, folder, "data")
+    assert not folder.exists("parts.json")
+
+
+def test_a_part_that_a_store_does_not_list_is_refused(written_parts):
+    folder, rows, tally = written_parts
+    folder.remove([rows[2].record])
+    with pytest.raises(ValueError, match=rf"{rows[2].record} is not there as it was written; run"):
+        tokens.finish_tokens(rows, tally, folder, "data")
+    assert not folder.exists("parts.json")
+
+
+def test_all_parts_are_listed_and_counted_in_any_order(written_parts):
+    folder, rows, tally = written_parts
+    written = tokens.finish_tokens(rows[::-1], tally, folder, "data")
+    assert written == WrittenTokens("data", folder.url, 4, 40, 36, 280)
+    listed = json.loads(folder.read("parts.json"))
+    assert listed["records"] == sorted(row.record for row in rows)
+    assert listed["documents"] == 40
 
 
 def test_a_list_is_named_by_its_documents_and_not_by_their_order():
-    [one] = tokens.to_lists(DOCUMENTS, ["input"])
-    [other] = tokens.to_lists(DOCUMENTS[::-1], ["input"])
+    [one] = to_lists(DOCUMENTS, ["input"], 1024)
+    [other] = to_lists(DOCUMENTS[::-1], ["input"], 1024)
     assert one == other
     names = {
-        next(tokens.to_lists([document], ["input", "other"])).part
+        next(to_lists([document], ["input", "other"], 1024)).part
         for document in (
             Document("a", "b", source="input"),
             Document("ab", source="input"),
@@ -305,6 +377,76 @@ def test_a_list_is_named_by_its_documents_and_not_by_their_order():
         )
     }
     assert len(names) == 5
+
+
+def gather(bundles, part_bytes, sources=("input",)):
+    """Returns the lists that documents in these bundles become, and those shuffled on the way."""
+    lists = [found for bundle in bundles for found in to_lists(bundle, sources, part_bytes)]
+    short = [found for found in lists if is_short(found, part_bytes)]
+    sizes = add_sizes(map(measure_list, short))
+    groups = {}
+    for found in short:
+        key, value = to_group(found, sizes, len(sources), part_bytes)
+        groups.setdefault(key, []).append(value)
+    joined = [found for group in groups.items() for found in join_lists(group, sources, part_bytes)]
+    return [found for found in lists if is_long(found, part_bytes)] + joined, short
+
+
+@pytest.mark.parametrize("size_of_bundle", [1, 7, 49, 50, 130, 200])
+def test_parts_are_as_many_as_the_text_needs_and_not_as_the_bundles(size_of_bundle):
+    documents = [Document(f"{number:099}", source="input") for number in range(4000)]  # of size 100
+    part_bytes = 20_000
+    starts = range(0, 4000, size_of_bundle)
+    bundles = [documents[start : start + size_of_bundle] for start in starts]
+    lists, short = gather(bundles, part_bytes)
+    assert len(lists) <= 4 * 400_000 // part_bytes + 1
+    assert max(map(size_of_list, lists)) <= part_bytes
+    kept = sorted(document.text for found in lists for document in found.documents)
+    assert kept == [document.text for document in documents]
+    assert sum(map(size_of_list, short)) == (400_000 if size_of_bundle < 50 else 0)
+
+
+def test_short_lists_of_a_group_become_the_list_of_all_their_documents():
+    [whole] = to_lists(DOCUMENTS, ["input"], 1024)
+    pieces = [piece for documents in LISTS for piece in to_lists(documents, ["input"], 1024)]
+    assert len(pieces) == 4
+    for order in (pieces, pieces[::-1]):
+        assert list(join_lists((0, order), ["input"], 1024)) == [whole]
+
+
+def test_short_lists_of_two_sources_are_not_joined():
+    sources = ["news", "books"]
+    bundles = [
+        [Document(f"{name} {number}", source=name) for name in sources] for number in range(30)
+    ]
+    lists, short = gather(bundles, 2**20, sources)
+    assert len(short) == 60
+    assert [(found.source, len(found.documents)) for found in lists] == [(0, 30), (1, 30)]
+
+
+def test_a_short_list_is_shuffled_in_pieces_that_every_engine_can_move():
+    documents = [Document(f"{number:099}", source="input") for number in range(30_000)]
+    lists = list(to_lists(documents, ["input"], 32 * 2**20))
+    assert [size_of_list(found) for found in lists] == [1_048_600, 1_048_600, 902_800]
+
+
+def test_bundles_of_one_document_give_few_parts_and_the_same_dataset(
+    texts, vocab_file, from_files, tmp_path, monkeypatch
+):
+    whole = beam.BatchElements
+    monkeypatch.setattr(beam, "BatchElements", lambda *_, **__: whole(1, 1))
+    settings = SETTINGS | {"part_bytes": 16384}
+    most_parts = 4 * 93_091 // 16384 + 1
+
+    def check(written):
+        found = written["written"] | beam.Map(lambda row: (row.parts <= most_parts, row[3:5]))
+        assert_that(found, equal_to([(True, (120, 120))]))
+
+    assert sum(1 + len(text) for text in texts) == 93_091
+    write(texts, tmp_path, vocab_file, "--runtime_type_check", check=check, **settings)
+    dataset = finish_build(tmp_path, vocab_file, **settings)
+    assert dataset.manifest.root_hash == from_files.manifest.root_hash
+    assert dataset.manifest.counters == from_files.manifest.counters
 
 
 def test_a_runner_that_loses_a_part_ends_the_pipeline(texts, vocab_file, tmp_path, monkeypatch):
@@ -363,7 +505,7 @@ def test_instances_are_of_the_dataset_that_was_there_when_the_pipeline_was_made(
 ):
     name = from_files.all_shards[0].name
     with pytest.raises(ValueError, match="another dataset is there than when the pipeline was"):
-        next(tokens.read_instances(name, from_files.folder, "0" * 64))
+        next(instances.read_instances(name, from_files.folder, "0" * 64))
     write(texts[:60], tmp_path, vocab_file, **SETTINGS)
     counts = []
     for seed in (1, 2):
@@ -398,12 +540,89 @@ def test_kept_documents_lie_with_their_reasons_beside_the_dataset(texts, vocab_f
     assert kept == skipped
 
 
+def read_graph(pipeline):
+    """Returns all that a runner gets of a pipeline, with pickles unpacked to their bytes."""
+    data = pipeline.to_runner_api().SerializeToString()
+    pickles = re.findall(rb"QlpoO[A-Za-z0-9+/]+=*", data)  # of bz2 in base64, as Beam packs them
+    return data + b"".join(bz2.decompress(base64.b64decode(packed)) for packed in pickles)
+
+
+@pytest.fixture(params=["WriteTokens", "WriteToWebDataset", "ReadInstances"])
+def apply(request, vocab_file, from_files, tmp_path):
+    """A function that returns a pipeline with one transform, which takes some storage options."""
+    transforms = {
+        "WriteTokens": lambda options: (
+            beam.Create(["a"]) | WriteTokens(tmp_path / "a", vocab_file, storage_options=options)
+        ),
+        "WriteToWebDataset": lambda options: (
+            beam.Create([{}]) | WriteToWebDataset(tmp_path / "a", storage_options=options)
+        ),
+        "ReadInstances": lambda options: ReadInstances(from_files.url, storage_options=options),
+    }
+
+    def apply_transform(options):
+        pipeline = beam.Pipeline(options=PipelineOptions(IN_MEMORY))
+        _ = pipeline | transforms[request.param](options)
+        return pipeline
+
+    return apply_transform
+
+
+def test_a_graph_holds_the_name_of_a_secret_and_not_the_secret(apply, monkeypatch):
+    monkeypatch.setenv("STORE_SECRET", "s3cret-0816")
+    named = read_graph(apply({"secret": "${STORE_SECRET}"}))
+    assert b"s3cret-0816" not in named
+    assert b"${STORE_SECRET}" in named
+    assert b"s3cret-0816" in read_graph(apply({"secret": "s3cret-0816"})), "it would be found"
+
+
+def test_a_worker_with_other_code_ends_every_transform_before_it_writes(
+    apply, tmp_path, monkeypatch
+):
+    is_applied = []
+
+    def hash_code():
+        return "worker" if is_applied else "launcher"
+
+    for module in (broadcast, webdataset):
+        monkeypatch.setattr(module, "hash_code", hash_code)
+    pipeline = apply(None)
+    is_applied.append(True)
+    with pytest.raises(Exception, match=r"a worker has other code of this package than the launch"):
+        pipeline.run()
+    assert not list(tmp_path.iterdir())
+
+
+def test_documents_tokens_and_instances_are_counted(texts, vocab_file, from_files, tmp_path):
+    pipeline = beam.Pipeline(options=PipelineOptions(IN_MEMORY))
+    short = {"part_bytes": 2**20, "min_characters": 20}
+    _ = pipeline | beam.Create([*texts[:9], "A."]) | WriteTokens(tmp_path, vocab_file, **short)
+    _ = pipeline | ReadInstances(from_files.url, "train")
+    shown = pipeline.run().metrics().query()
+    counted = {each.key.metric.name: each.committed for each in shown["counters"]}
+    [train] = [group for group in from_files.manifest.groups if group.split == "train"]
+    expected = {
+        "documents_read": 10,
+        "documents": 9,
+        "dropped_too_short": 1,
+        "documents_joined": 10,
+        "instances_read": train.instances,
+        "tokens_read": train.tokens,
+    }
+    assert {name: counted.get(name) for name in expected} == expected
+    observed = {each.key.metric.name: each.committed for each in shown["distributions"]}
+    assert observed["tokens_a_document"].sum == counted["tokens"]
+    assert observed["cleaned_bytes_a_document"].count == 9
+
+
 def test_no_stage_of_the_tokens_job_pickles_a_list_to_measure_it(vocab_file, tmp_path):
     vocabulary = parse_vocab(vocab_file.read_bytes(), "vocab.txt")
     rule = tokens_rule(BuildSettings(output=str(tmp_path), near_duplicates=0.8), vocabulary)
     pipeline = beam.Pipeline(argv=["--runner=FnApiRunner"])
     lists = pipeline | beam.Create([Part(())]) | beam.FlatMap(read_lists, rule.reading)
-    for stage in (lists, lists | EncodeDocuments(rule)):
+    documents = pipeline | "Create documents" >> beam.Create([Document("text", source="input")])
+    gathered = documents | tokens.GatherDocuments(["input"], 1024)
+    for stage in (lists, lists | EncodeDocuments(rule), gathered):
         assert isinstance(beam.coders.registry.get_coder(stage.element_type), DocumentListCoder)
     documents, coder = DocumentList("part", 3, True, [Document("text")]), DocumentListCoder()
     assert coder.decode(coder.encode(documents)) == documents
@@ -462,13 +681,15 @@ def test_rows_name_places_and_sources(vocab_file, tmp_path):
 
 def test_the_example_of_beam_yaml_writes_shards_and_tokens(texts, vocab_file, from_files, tmp_path):
     path, output = tmp_path / "texts.parquet", tmp_path / "data"
-    ids = [f"text-{number}" for number in range(120)]
-    pq.write_table(pa.table({"id": ids, "text": texts}), path)
+    ids = [f"text-{number}" for number in range(121)]
+    pq.write_table(pa.table({"id": ids, "text": [*texts, "\n"]}), path)
     places = {"input": str(path), "vocab": str(vocab_file), "output": str(output)}
     given = (f"--jinja_variables={json.dumps(places)}", "--yaml_pipeline_file=example.yaml")
     ran = run_python("-m", "apache_beam.yaml.main", *given, *IN_MEMORY, cwd=ROOT / "configs/beam")
     assert ran.returncode == 0, ran.stderr[-4000:]
-    assert json.loads((output / "samples/manifest.json").read_text())["samples"] == 120
+    assert json.loads((output / "samples/manifest.json").read_text())["samples"] == 121
+    [rejected] = tmp_path.glob("data-rejected/documents*")
+    assert json.loads(rejected.read_text()) == {"reason": "empty", "where": "", "text": "\n"}
     dataset = finish_build(str(output), str(vocab_file), **SETTINGS)
     assert dataset.manifest.root_hash == from_files.manifest.root_hash
 
@@ -530,6 +751,10 @@ def test_a_killed_pipeline_leaves_no_tokens_and_the_same_one_writes_them(
         ({"lower_case": 1}, "lower_case: found '1', expected true or false"),
         ({"pases": 2}, "unknown key pases; did you mean passes?"),
         (
+            {"input": ["a.txt"]},
+            "input is no setting of it: the documents are those of a PCollection",
+        ),
+        (
             {"sources": [{"name": "a"}]},
             "sources: found {'name': 'a'}, expected pipeline.documents.source.Source(name=...,"
             " input=[])",
@@ -540,6 +765,38 @@ def test_a_setting_of_another_type_is_refused_in_one_line(vocab_file, tmp_path, 
     with pytest.raises(ValueError, match=f"^{re.escape(f'WriteTokens: {said}')}$"):
         WriteTokens(tmp_path, vocab_file, **settings)
     assert [*tmp_path.iterdir()] == []
+
+
+OTHER_TYPES = {
+    "sources": Sequence[Source],
+    "languages": Sequence[str],
+    "filter": Sequence[str],
+    "exclude_documents_of": Sequence[str | os.PathLike[str]],
+    "task_files": Sequence[str | os.PathLike[str]],
+    "seq_lens": Sequence[int],
+    "tokens": str | os.PathLike[str] | None,
+    "storage_options": Mapping[str, Any] | str | None,
+}
+
+
+def test_types_of_settings_are_those_of_a_build():
+    hints = hints_of(BuildSettings)
+    expected = {name: hints[name] for name in hints if name not in {"output", "vocab"}}
+    for name in WITHOUT_MEANING:
+        del expected[name]
+    assert get_type_hints(TokenSettings) == expected | OTHER_TYPES
+
+
+def test_settings_are_listed_for_help_and_for_beam_yaml():
+    listed = inspect.signature(WriteTokens).parameters
+    assert {"output", "vocab", *TokenSettings.__annotations__} == listed.keys()
+    assert listed["part_bytes"].default == 32 * 2**20
+    schema = InlineProvider.config_schema_from_callable(rows.write_tokens)
+    names = {field.name: field for field in schema.fields}
+    of_rows = {"output", "vocab", "text", "where", "source"}
+    assert {*of_rows, *TokenSettings.__annotations__} == names.keys()
+    assert names["passes"].type.atomic_type == schema_pb2.INT64
+    assert names["text"].description == "The field that holds the text of a document."
 
 
 def test_settings_are_read_as_a_file_of_settings_is(vocab_file, tmp_path):

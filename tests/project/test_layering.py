@@ -39,7 +39,7 @@ ROOMS = {
     ),
     "pipeline.redaction": ".machine .storage .shards .tokens .inspect .jobs .stages",
     "pipeline.transforms": (
-        ".storage .command_line .shards .documents .tokens .settings .jobs .stages"
+        ".storage .command_line .shards .documents .text .tokens .settings .jobs .stages"
     ),
     "pipeline.cli": (
         ".machine .interrupts .storage .command_line .shards .tokens .settings .inspect .export"
