@@ -140,6 +140,31 @@ def test_bad_input_is_one_line(place, tmp_path, capsys, changes, flags, message)
     assert len(said.splitlines()) == 1
 
 
+@pytest.mark.parametrize("key", ["datasets", "launches", "files"])
+def test_a_certificate_that_claims_nothing_is_refused(tmp_path, key):
+    """Without datasets, no claim about which steps read the documents would be checked."""
+    certificate = {
+        "documents_sha256": ["0" * 64],
+        "datasets": [{"name": "data", "root_hash": "1", "settings_hash": "2"}],
+        "launches": [{"world_size": 1}],
+        "software": {"torch": "2"},
+        "checkpoint": "step-00000008",
+        "files": {"model.safetensors": {"bytes": 1, "sha256": "3"}},
+        "new_run": "new",
+        "old_run": "old",
+        "num_documents": 1,
+        "steps_made": 8,
+        "first_step": 5,
+        "from_checkpoint": "step-00000004",
+    }
+    path = tmp_path / "certificate.json"
+    path.write_text(json.dumps(certificate))
+    assert read_certificate(str(path)) == certificate
+    path.write_text(json.dumps(certificate | {key: type(certificate[key])()}))
+    with pytest.raises(ValueError, match=f"is no certificate: {key} is empty; give"):
+        read_certificate(str(path))
+
+
 def test_the_checkpoint_to_begin_at():
     existing = ["step-00000004", "step-00000006", "step-00000008"]
     assert choose_start(None, "step-00000004", existing, 8) == "step-00000004"

@@ -38,6 +38,8 @@ _SHAPES: dict[str, Any] = {
 }
 _OPTIONAL = {"first_step": int, "from_checkpoint": str}
 """The keys whose values may be null, with the types of other values."""
+_NEVER_EMPTY = ("datasets", "launches", "files")
+"""The keys whose values are never empty. Without them there would be nothing to compare."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,9 @@ def read_certificate(name: str) -> dict[str, Any]:
         wrong_type = next(wrong_types(certificate[key], shape, key), None)
         if wrong_type:
             raise ValueError(f"{name} is no certificate: {wrong_type}; {_REMEDY}")
+    empty = [key for key in _NEVER_EMPTY if not certificate[key]]
+    if empty:
+        raise ValueError(f"{name} is no certificate: {', '.join(empty)} is empty; {_REMEDY}")
     return certificate
 
 
