@@ -10,8 +10,11 @@ from pipeline.shards.document_ids import are_among
 from pipeline.shards.document_list import find_listed
 from pipeline.shards.manifest import DOCUMENT_IDS
 from pipeline.shards.records import Shard
+from pipeline.shards.redactions import is_redacted
 from pipeline.shards.verify import Finding
 
+_TEXT_FOLDERS = ("tokens/", "rejected/")
+"""Folders of a build that hold the text of documents. A redacted dataset has none of them."""
 _CURE = "`python -m pipeline redact` makes a dataset without it"
 
 
@@ -47,10 +50,14 @@ class AbsentDocuments:
     def findings(self) -> Iterator[Finding]:
         """Yields a finding if documents.ids lists one of the documents.
 
+        A redacted dataset must not have the folders that hold the text of its predecessor either.
+
         Raises:
             StorageError: The store failed in every attempt.
             ValueError: documents.ids is damaged.
         """
+        if is_redacted(self._dataset.manifest.settings):
+            yield from self._text_folders()
         if not self._dataset.folder.exists(DOCUMENT_IDS):
             return
         listed = find_listed(self._dataset, self._documents)
@@ -58,3 +65,11 @@ class AbsentDocuments:
             what = f"lists {len(listed):,} document(s) that must be absent, such as"
             where = self._dataset.locate(DOCUMENT_IDS)
             yield Finding(where, f"{what} {int(listed[0]):016x}; {_CURE}")
+
+    def _text_folders(self) -> Iterator[Finding]:
+        """Yields a finding for each folder with the text of documents."""
+        names = self._dataset.folder.list()
+        for folder in _TEXT_FOLDERS:
+            if any(name.startswith(folder) for name in names):
+                what = "may hold the text of documents that must be absent; delete this folder"
+                yield Finding(self._dataset.locate(folder.rstrip("/")), what)

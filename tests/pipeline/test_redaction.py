@@ -463,6 +463,20 @@ def test_verify_names_what_must_be_absent(data, tmp_path, capsys):
     assert "none of the" not in said
 
 
+def test_verify_names_folders_with_the_text_of_documents(data, tmp_path, capsys):
+    """Somebody copied tokens/ of the old dataset into the new one, to see places of documents."""
+    document = sorted(ids_of(data))[60]
+    new = tmp_path / "new"
+    assert redact(data, [document], new) == 0
+    shutil.copytree(data / "tokens", new / "tokens")
+    assert run("verify", new, "--absent", tmp_path / "new.list") == 2
+    said = capsys.readouterr().out
+    assert f"{new}/tokens: may hold the text of documents that must be absent; delete" in said
+    assert "none of the" not in said
+    shutil.rmtree(new / "tokens")
+    assert run("verify", new, "--absent", tmp_path / "new.list") == 0
+
+
 def test_an_ask_list_serves(data, tmp_path):
     """The JSON lines that `trainer ask` writes."""
     document = sorted(ids_of(data))[60]
