@@ -32,6 +32,7 @@ from trainer.pretrain.objectives import WITH_NSP, prepare_step
 from trainer.pretrain.pairs import measure_pairs
 from trainer.pretrain.run import Position, Run, find_position, open_run
 from trainer.pretrain.validation import ValidationSet, load_validation_sets, measure
+from trainer.process.allocation import release_free_memory
 from trainer.process.ranks import Ranks, start_ranks, stop_ranks, together
 from trainer.process.stopping import LauncherWatch, leave_at_once, note_outcome, stops_requested
 from trainer.runs.metrics import loss_columns
@@ -42,6 +43,9 @@ from trainer.stream.step import RankStep, StepLoader
 
 WAITING_SECONDS = 0.05
 """Seconds between two looks at whether a build has made the next step possible."""
+
+_RELEASE_INTERVAL = 10
+"""Steps after which a run on CPUs gives the free memory of its heaps back to the system."""
 
 STOPPING = "stopping after this step, saving; again leaves at once"
 
@@ -203,6 +207,8 @@ def train_phase(run: Run) -> None:
         totals = totals.cpu()  # a single wait for the device
         _log_step(run, phase_index, rank_step, totals[:-1], counts, learning_rate)
         run.must_stop = bool(totals[-1])
+        if run.ranks.device.type == "cpu" and run.is_due(_RELEASE_INTERVAL):
+            release_free_memory()
         if run.is_due(settings.validation.interval):
             run.watchdog.beat("validation", FIRST_STEP_FACTOR)
             _log_validation(run, validation_sets)

@@ -19,6 +19,7 @@ import torch
 import torch.distributed
 
 from pipeline.machine import num_cores
+from trainer.process.allocation import keep_few_kernels
 from trainer.process.precision import Device
 
 _GLOO_THREAD = "pt_gloo_runloop"
@@ -105,9 +106,12 @@ def start_ranks() -> Ranks:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    elif "OMP_NUM_THREADS" not in os.environ:
-        # Ranks on one machine share its cores. With two threads per core both run at half speed.
-        torch.set_num_threads(max(1, num_cores() // count_local_ranks()))
+    else:
+        keep_few_kernels()
+        if "OMP_NUM_THREADS" not in os.environ:
+            # Ranks on one machine share its cores. With two threads per core both run at half
+            # speed.
+            torch.set_num_threads(max(1, num_cores() // count_local_ranks()))
     return Ranks(
         rank=torch.distributed.get_rank(),
         world_size=torch.distributed.get_world_size(),
