@@ -98,6 +98,7 @@ def test_each_wrong_claim_is_found(place, tmp_path):
     assert verdicts(place, from_checkpoint="step-00000006") == {"checkpoint": "not held"}
     assert verdicts(place, software={"torch": "0.1"}) == {"software": "cannot be checked"}
     assert verdicts(place, checkpoint="step-00000099") == {"files": "cannot be checked"}
+    assert verdicts(place, checkpoint="step-00000006") == {"files": "not held"}
     assert verdicts(place, files={"gone": {}}) == {"files": "not held"}
     of_data = ["data", "first", "checkpoint", "reads"]
     gone = [str(tmp_path / "gone")]

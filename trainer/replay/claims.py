@@ -295,13 +295,21 @@ def other_software(certificate: Mapping[str, Any]) -> list[str]:
 
 
 def _check_files(inquiry: Inquiry) -> Iterator[Claim]:
-    """Compares the files of the last checkpoint of the run with the hashes of the certificate."""
+    """Compares the files of the last checkpoint of the run with the hashes of the certificate.
+
+    A certificate of an earlier checkpoint says nothing of the weights that the run has now.
+    """
     certificate = inquiry.certificate
     name = certificate["checkpoint"]
     text = f"the files of {name} have these hashes"
     if name not in inquiry.run.positions:
         existing = ", ".join(inquiry.run.positions)
         yield Claim(text, "cannot be checked", f"it is not there any more; there are {existing}")
+        return
+    newest = [*inquiry.run.positions][-1]
+    if name != newest:
+        why = f"the run has a newer checkpoint, {newest}, of which the certificate says nothing"
+        yield Claim(text, "not held", why)
         return
     wrong = sorted(_differing_files(inquiry, name))
     why = f"{', '.join(wrong)}: another content" if wrong else f"{len(certificate['files'])} files"
