@@ -51,11 +51,11 @@ def claims_of(said):
 def test_a_certificate_is_made_good_and_nothing_is_changed(place):
     before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
     said = ask(place / "new", "--certificate", str(place / "new/certificate.json"))
-    assert claims_of(said) == ["held"] * 8
+    assert claims_of(said) == ["held"] * 10
     assert "step 5 is the first that reads one by the order of the datasets" in said
     assert "steps 5 to 8, made again from step-00000004, give these files" in said
     assert "3 files are equal, to the bit" in said
-    assert "certificate.json is good: 8 claims held, 0 did not, and 0 could not be" in said
+    assert "certificate.json is good: 10 claims held, 0 did not, and 0 could not be" in said
     assert {path: path.read_bytes() for path in place.rglob("*") if path.is_file()} == before
 
 
@@ -65,10 +65,10 @@ def test_other_weights_are_not_made_good(place, tmp_path):
     (tmp_path / "other.json").write_text(json.dumps(certificate))
     flags = ["--certificate", str(tmp_path / "other.json"), "--replay_from", "6"]
     said = ask(place / "new", *flags, expected=1)
-    assert claims_of(said) == [*["held"] * 2, "not held", *["held"] * 4, "not held"]
+    assert claims_of(said) == [*["held"] * 2, "not held", *["held"] * 6, "not held"]
     assert "steps 7 to 8, made again from step-00000006, give these files" in said
     assert "model.safetensors: another content; the largest difference of a weight is 0" in said
-    assert "other.json was not made good: 6 claims held, 2 did not, and 0 could not be" in said
+    assert "other.json was not made good: 8 claims held, 2 did not, and 0 could not be" in said
 
 
 def verdicts(place, name="new", data=(), **changed):
@@ -84,7 +84,8 @@ def verdicts(place, name="new", data=(), **changed):
         options=None,
         cache_dir=str(place / "cache"),
     )
-    names = ("data", "documents", "files", "software", "first", "checkpoint", "reads")
+    names = ("data", "documents", "files", "software", "record", "limits")
+    names += ("first", "checkpoint", "reads")
     found = {name: claim.verdict for name, claim in zip(names, check_claims(inquiry), strict=True)}
     return {key: verdict for key, verdict in found.items() if verdict != "held"}
 
@@ -92,15 +93,21 @@ def verdicts(place, name="new", data=(), **changed):
 def test_each_wrong_claim_is_found(place, tmp_path):
     assert verdicts(place) == {}
     assert verdicts(place, documents_sha256=["0" * 64]) == {"documents": "not held"}
-    assert verdicts(place, first_step=6) == {"first": "not held"}
-    assert verdicts(place, first_step=None) == {"first": "not held"}
-    assert verdicts(place, first_step=None, steps_made=4) == {}
-    assert verdicts(place, from_checkpoint="step-00000006") == {"checkpoint": "not held"}
+    not_first = {"record": "not held", "first": "not held"}
+    assert verdicts(place, first_step=6) == not_first
+    assert verdicts(place, first_step=None) == not_first
+    assert verdicts(place, first_step=None, steps_made=4) == {"record": "not held"}
+    not_begun = {"record": "not held", "checkpoint": "not held"}
+    assert verdicts(place, from_checkpoint="step-00000006") == not_begun
+    for changed in ({"git_commit": "0"}, {"launches": [{"world_size": 1}]}, {"num_instances": 99}):
+        assert verdicts(place, **changed) == {"record": "not held"}
+    limits = read_certificate(str(place / "new/certificate.json"))["not_covered"]
+    assert verdicts(place, not_covered=limits[1:]) == {"limits": "not held"}
     assert verdicts(place, software={"torch": "0.1"}) == {"software": "cannot be checked"}
     assert verdicts(place, checkpoint="step-00000099") == {"files": "cannot be checked"}
     assert verdicts(place, checkpoint="step-00000006") == {"files": "not held"}
     assert verdicts(place, files={"gone": {}}) == {"files": "not held"}
-    of_data = ["data", "first", "checkpoint", "reads"]
+    of_data = ["data", "limits", "first", "checkpoint", "reads"]
     gone = [str(tmp_path / "gone")]
     assert verdicts(place, data=gone) == dict.fromkeys(of_data, "cannot be checked")
     other = [str(write_tiny_dataset(tmp_path / "other", seed=9))]
@@ -109,7 +116,7 @@ def test_each_wrong_claim_is_found(place, tmp_path):
 
 
 def test_a_run_that_has_read_a_document_is_found_out(place):
-    assert verdicts(place, "run") == {"files": "not held", "reads": "not held"}
+    assert verdicts(place, "run") == dict.fromkeys(("files", "record", "reads"), "not held")
 
 
 def test_steps_that_took_other_positions_are_found_out(place, tmp_path):
@@ -141,7 +148,7 @@ def test_bad_input_is_one_line(place, tmp_path, capsys, changes, flags, message)
     assert len(said.splitlines()) == 1
 
 
-@pytest.mark.parametrize("key", ["datasets", "launches", "files"])
+@pytest.mark.parametrize("key", ["documents_sha256", "datasets", "launches", "files"])
 def test_a_certificate_that_claims_nothing_is_refused(tmp_path, key):
     """Without datasets, no claim about which steps read the documents would be checked."""
     certificate = {
@@ -157,6 +164,7 @@ def test_a_certificate_that_claims_nothing_is_refused(tmp_path, key):
         "steps_made": 8,
         "first_step": 5,
         "from_checkpoint": "step-00000004",
+        "not_covered": [],
     }
     path = tmp_path / "certificate.json"
     path.write_text(json.dumps(certificate))

@@ -45,10 +45,20 @@ def describe_limits(
             to be nearly the same as a forgotten one; None if that is not known. A dataset that was
             not searched is not in it.
     """
-    limits = []
-    for source in mixture:
-        limits += _limits_of(source.name, source.dataset)
-        limits.append(_limit_of_likeness(source, num_near_duplicates.get(source.name)))
+    likeness = [
+        _limit_of_likeness(source, num_near_duplicates.get(source.name)) for source in mixture
+    ]
+    return [*known_limits(mixture, facts), *likeness]
+
+
+def known_limits(mixture: Mixture, facts: Mapping[str, Any]) -> list[str]:
+    """Returns the sentences of `describe_limits` for which no documents have to be compared.
+
+    Args:
+        mixture: The datasets of the run.
+        facts: The run.json of the run.
+    """
+    limits = [_limit_of_vocab(source.name, source.dataset) for source in mixture]
     base = facts.get("base_model", {}).get("name")
     if base:
         limits.append(f"The base model {base}, which the run began with, is not changed.")
@@ -63,22 +73,19 @@ def describe_limits(
     return limits
 
 
-def _limits_of(name: str, dataset: Dataset) -> list[str]:
-    """Returns the sentences of `describe_limits` that depend on how one dataset was built.
+def _limit_of_vocab(name: str, dataset: Dataset) -> str:
+    """Returns the sentence of `describe_limits` about the vocabulary of one dataset.
 
     Args:
-        name: What the sentences call the dataset.
+        name: What the sentence calls the dataset.
         dataset: The dataset.
     """
-    limits = []
     if dataset.folder.exists(_WORD_COUNTS):
-        limits.append(
+        return (
             f"The vocabulary of {name} stays as it is. It was learned from the texts of the"
             " dataset, the documents among them."
         )
-    else:
-        limits.append(f"The vocabulary of {name} stays as it is, wherever it was learned.")
-    return limits
+    return f"The vocabulary of {name} stays as it is, wherever it was learned."
 
 
 def _limit_of_likeness(source: WeightedDataset, num_found: int | None) -> str:

@@ -14,7 +14,7 @@ from trainer.ask.asked_run import opened_run
 from trainer.ask.reads import find_all_reads
 from trainer.checkpoints.files import describe_file, step_of
 from trainer.checkpoints.store import CHECKPOINTS
-from trainer.forget.certificate import hash_id
+from trainer.forget.certificate import hash_id, known_limits
 from trainer.forget.plan import OldRun, find_first_step
 from trainer.runs.json_files import parse_object, wrong_types
 from trainer.runs.launch import SOFTWARE, software_versions
@@ -35,10 +35,11 @@ _SHAPES: dict[str, Any] = {
     "old_run": str,
     "num_documents": int,
     "steps_made": int,
+    "not_covered": [str],
 }
 _OPTIONAL = {"first_step": int, "from_checkpoint": str}
 """The keys whose values may be null, with the types of other values."""
-_NEVER_EMPTY = ("datasets", "launches", "files")
+_NEVER_EMPTY = ("documents_sha256", "datasets", "launches", "files")
 """The keys whose values are never empty. Without them there would be nothing to compare."""
 
 
@@ -140,6 +141,7 @@ def check_claims(inquiry: Inquiry) -> list[Claim]:
     """
     claims = [_check_documents(inquiry), *_check_files(inquiry), _check_software(inquiry)]
     mixture, of_datasets = _check_datasets(inquiry)
+    claims += [_check_record(inquiry), _check_limits(inquiry, mixture)]
     return [*of_datasets, *claims, *_check_stream(inquiry, mixture)]
 
 
@@ -152,6 +154,45 @@ def _check_documents(inquiry: Inquiry) -> Claim:
         f"{len(expected):,} document(s) were forgotten, whose ids have these hashes",
         is_right=expected == actual,
         why=f"{num_same:,} of them are among the last {len(actual):,} of left_out.txt",
+    )
+
+
+def _check_record(inquiry: Inquiry) -> Claim:
+    """Compares what the certificate says of the forgetting and its launches with run.json."""
+    certificate = inquiry.certificate
+    facts = inquiry.run.facts
+    text = "the numbers, the launches and the commit are those that the run has recorded"
+    if "forgot" not in facts:
+        return Claim(text, "not held", "run.json has no forgetting: `forget` did not make the run")
+    recorded = {key: value for key, value in facts["forgot"].items() if key != "list"}
+    num_launches = len(certificate["launches"])
+    recorded["launches"] = [
+        {"world_size": launch["world_size"], "time": launch["time"]}
+        for launch in facts["launches"][:num_launches]
+    ]
+    recorded["git_commit"] = facts["launches"][-1]["git_commit"]
+    other = [key for key, value in recorded.items() if certificate.get(key) != value]
+    return judge(
+        text,
+        is_right=not other,
+        why=f"run.json has another {', '.join(other)}" if other else "run.json has the same",
+    )
+
+
+def _check_limits(inquiry: Inquiry, mixture: Mixture | None) -> Claim:
+    """Checks that the certificate says all that the forgetting does not cover.
+
+    What it says of near-duplicates is not checked, because documents would have to be compared.
+    """
+    text = "all that the forgetting does not cover is said"
+    if mixture is None:
+        return Claim(text, "cannot be checked", "a dataset is gone or another one")
+    limits = known_limits(mixture, inquiry.run.facts)
+    missing = [limit for limit in limits if limit not in inquiry.certificate["not_covered"]]
+    return judge(
+        text,
+        is_right=not missing,
+        why=f"it does not say: {missing[0]}" if missing else f"it says {len(limits)} things",
     )
 
 
