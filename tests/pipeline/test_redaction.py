@@ -344,7 +344,6 @@ def damage_shard(folder):
         (lambda folder: (folder / "documents.ids").unlink(), "documents.ids is missing, so which"),
         (damage_shard, "damaged: its crc32 is not the block table's; restore or rebuild"),
     ],
-    ids=str,
 )
 def test_a_dataset_that_is_gone_changed_or_growing(data, tmp_path, capsys, damage, message):
     folder, document = copied(data, tmp_path)
