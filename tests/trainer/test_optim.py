@@ -5,6 +5,7 @@ timm-lamb.json holds weights as timm.optim.Lamb left them after `lamb_steps` wit
 
 import json
 import math
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -85,17 +86,21 @@ def test_lambs_first_step_worked_by_hand():
     )
 
 
-@pytest.mark.parametrize("kind", [AdamW, Muon])
-def test_equals_torchs_in_fp32_with_the_same_decay(monkeypatch, kind):
-    """Of 20 steps, the gradient clipped in each; torch's Muon would round matrices to bf16."""
-    monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
+@pytest.mark.parametrize(("kind", "precision"), [(AdamW, None), (Muon, "fp32"), (Muon, "bf16")])
+def test_equals_torchs_with_the_same_decay(monkeypatch, kind, precision):
+    """Of 20 steps, the gradient clipped in each; torch's Muon always rounds matrices to bf16."""
+    chosen = OptimizerSettings(weight_decay=0.1)
+    if kind is Muon:
+        chosen = replace(chosen, name="muon", muon_precision=precision)
+    if precision == "fp32":
+        monkeypatch.setattr(torch.Tensor, "bfloat16", torch.Tensor.clone)
     shapes = {"bert.layers.0.query.weight": (6, 10), "bert.layers.0.output.weight": (10, 4)}
     shapes |= {"bert.layers.0.query.bias": (6,), "mlm_head.transform.weight": (6, 6)}
     ours, theirs = (
         {name: torch.nn.Parameter(values(shape, len(name), 0.4)) for name, shape in shapes.items()}
         for _ in range(2)
     )
-    optimizer = kind(ours.items(), OptimizerSettings(weight_decay=0.1))
+    optimizer = kind(ours.items(), chosen)
     optimizer.set_learning_rate(0.02)
     *matrices, bias, head = theirs.values()
     adamw = partial(torch.optim.AdamW, lr=0.02, eps=1e-6, weight_decay=0.1)
@@ -126,6 +131,12 @@ def test_schedule_powers_and_end():
     assert Schedule(10, 0, 1.0, power=0.0).learning_rate(9) == 1.0
     assert Schedule(10, 0, 1.0, end_lr=0.1).learning_rate(10) == pytest.approx(0.1)
     assert Schedule(10, 10, 1.0).learning_rate(10) == 1.0
+
+
+def test_only_muon_has_a_precision_of_muon():
+    for name in ("adamw", "lamb"):
+        with pytest.raises(ValueError, match=f"muon_precision is bf16, but optimizer.name is {name}"):
+            OptimizerSettings(name=name, muon_precision="bf16")
 
 
 DEEPSPEEDS = {

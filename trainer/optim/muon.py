@@ -4,10 +4,11 @@ The update of a matrix is the Nesterov momentum of its gradients, which five ste
 make nearly orthogonal. The update is scaled to the root mean square of a typical update of AdamW
 (Moonlight, arXiv 2502.16982, section 2.2), so that AdamW's learning rates and weight decay can be
 used. The gradient is first clipped by its global norm. Query, key and value are separate matrices.
-`torch.optim.Muon` does the same, in bf16, with adjust_lr_fn="match_rms_adamw".
+`torch.optim.Muon` does the same with adjust_lr_fn="match_rms_adamw" and `muon_precision` bf16.
 
-Products are always in fp32. In bf16 losses would depend on the number of ranks: another order of
-sums changes a gradient by 1e-7, which changes an update in bf16 by 0.4 to 1.4 %, in fp32 by 2e-5.
+By default the products of these steps are in fp32, whatever the model is computed in. In bf16
+losses depend on the number of ranks: another order of sums changes a gradient by 1e-7, which
+changes an update in bf16 by 0.4 to 1.4 %, in fp32 by 2e-5.
 
 ZeRO partitions one bucket of parameters at world_size - 1 borders, and each border can cut one
 matrix. The ranks that hold parts of a cut matrix exchange these parts. Each of them computes the
@@ -93,6 +94,8 @@ class Muon(AdamW):
             fragment = self.fragments[i]
             shape = self._shapes[fragment.index]
             direction = torch.cat(pieces[fragment.index]).view(shape)
+            if self.settings.muon_precision == "bf16":
+                direction = direction.bfloat16()
             update = orthogonalise(direction).reshape(-1)
             own_update = update.narrow(0, fragment.start, fragment.numel)
             scale = ADAMS_RMS * math.sqrt(max(shape))
@@ -158,7 +161,8 @@ def orthogonalise(matrix: Tensor) -> Tensor:
     """Returns the nearly orthogonal matrix that has the same singular vectors as a matrix.
 
     If the singular value decomposition of the matrix is U S V^T, the result is U D V^T, where the
-    values on the diagonal of D are from 0.7 to 1.2.
+    values on the diagonal of D are from 0.7 to 1.2. Products are in the matrix's own type, which is
+    also the type of the result.
     """
     a, b, c = COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]

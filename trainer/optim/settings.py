@@ -24,6 +24,9 @@ class OptimizerSettings:
             does not correct them.
         max_grad_norm: Largest global L2 norm of the gradient, to which a larger gradient is
             clipped; 0 turns clipping off.
+        muon_precision: The number format in which muon orthogonalises. bf16 is as published and
+            several times as fast on a device that multiplies in bf16. In fp32 the losses do not
+            depend on the number of ranks (to 1e-5).
     """
 
     name: Literal["adamw", "lamb", "muon"] = "adamw"
@@ -33,6 +36,7 @@ class OptimizerSettings:
     weight_decay: float = 0.01
     bias_correction: bool = True
     max_grad_norm: float = 1.0
+    muon_precision: Literal["fp32", "bf16"] = "fp32"
 
     def __post_init__(self) -> None:
         for name in ("beta1", "beta2"):
@@ -43,6 +47,11 @@ class OptimizerSettings:
             value = getattr(self, name)
             if value < 0:
                 raise ValueError(f"optimizer.{name} is {value}; it must be at least 0")
+        if self.muon_precision != "fp32" and self.name != "muon":
+            raise ValueError(
+                f"optimizer.muon_precision is {self.muon_precision}, but optimizer.name is"
+                f" {self.name}; leave muon_precision out, or choose optimizer.name muon"
+            )
 
 
 @dataclass(frozen=True)
