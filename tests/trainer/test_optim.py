@@ -135,7 +135,9 @@ def test_schedule_powers_and_end():
 
 def test_only_muon_has_a_precision_of_muon():
     for name in ("adamw", "lamb"):
-        with pytest.raises(ValueError, match=f"muon_precision is bf16, but optimizer.name is {name}"):
+        with pytest.raises(
+            ValueError, match=f"muon_precision is bf16, but optimizer.name is {name}"
+        ):
             OptimizerSettings(name=name, muon_precision="bf16")
 
 

@@ -24,9 +24,9 @@ class OptimizerSettings:
             does not correct them.
         max_grad_norm: Largest global L2 norm of the gradient, to which a larger gradient is
             clipped; 0 turns clipping off.
-        muon_precision: The number format in which muon orthogonalises. bf16 is as published and
-            several times as fast on a device that multiplies in bf16. In fp32 the losses do not
-            depend on the number of ranks (to 1e-5).
+        muon_precision: The number format in which muon orthogonalises. With fp32 the losses do not
+            depend on the number of ranks (to 1e-5). The published one is bf16, which is several
+            times as fast on a device that multiplies in it.
     """
 
     name: Literal["adamw", "lamb", "muon"] = "adamw"
