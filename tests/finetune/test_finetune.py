@@ -102,6 +102,17 @@ def test_the_grid_is_trained_and_learns(grid):
     assert first["standard_deviation"]["dev"]["accuracy"] == pytest.approx(deviation)
 
 
+def test_a_run_that_diverges_ends_the_command_and_keeps_finished_runs(finetune, folder):
+    chosen = {"search_global_batch": [8], "search_seeds": [0], "search_epochs": [1]}
+    says = "batch8-lr1e\\+30-epochs1-seed0: the loss of step . of 6 is (nan|inf)"
+    with pytest.raises(ValueError, match=f"{says}; give a --search_peak_lr below 1e\\+30"):
+        finetune("diverged", search_peak_lr=[5e-3, 1e30], **chosen)
+    assert [each.stem for each in (folder / "diverged/runs").iterdir()] == [
+        "batch8-lr0.005-epochs1-seed0"
+    ]
+    assert not (folder / "diverged/results.json").exists()
+
+
 def test_the_best_model_opens_in_transformers_and_made_the_predictions(grid, folder):
     best = grid / "best"
     tokenizer = transformers.AutoTokenizer.from_pretrained(best)

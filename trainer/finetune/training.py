@@ -1,5 +1,6 @@
 """Trains a model on the items of a task, and computes a model's outputs for items."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -45,6 +46,9 @@ def train_task(
 
     Returns:
         The DeepSpeed engine, whose attribute `module` is the trained model.
+
+    Raises:
+        ValueError: The loss of a step is not finite, so the weights are lost.
     """
     optimizer = build_optimizer(model, OptimizerSettings(bias_correction=settings.bias_correction))
     assert settings.precision is not None, "decide_precision is called first"
@@ -59,7 +63,14 @@ def train_task(
     for index, step in enumerate(steps):
         optimizer.set_learning_rate(schedule.learning_rate(index))
         seed_dropout(recipe.seed, 0, index, ranks.rank)
-        report(task_step(engine, model.head, step, ranks))
+        loss = task_step(engine, model.head, step, ranks)
+        if not math.isfinite(loss):
+            # Equal on all ranks, so all of them stop.
+            raise ValueError(
+                f"{recipe.name}: the loss of step {index + 1} of {num_steps} is {loss}; give a"
+                f" --search_peak_lr below {recipe.peak_lr:g} (runs that are finished are kept)"
+            )
+        report(loss)
     return engine
 
 

@@ -4,6 +4,7 @@ The message about a damaged file names the file.
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,8 +16,22 @@ _LONGEST_SHOWN = 60
 
 
 def to_json(values: Mapping[str, Any]) -> bytes:
-    """Returns the content of a JSON file that is indented for people."""
-    return (json.dumps(values, indent=2) + "\n").encode()
+    """Returns the content of a JSON file that is indented for people.
+
+    A number that is not finite becomes null (`to_strict`).
+    """
+    return (json.dumps(to_strict(values), indent=2, allow_nan=False) + "\n").encode()
+
+
+def to_strict(value: Any) -> Any:
+    """Returns a value with None for every number that is not finite, which JSON does not have."""
+    if isinstance(value, Mapping):
+        return {name: to_strict(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_strict(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
 
 
 def parse_yaml_object(data: bytes, where: str, remedy: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.storage.local import replace_file
+from trainer.runs.json_files import to_strict
 
 
 def loss_columns(
@@ -82,7 +83,7 @@ class MetricsFile:
     def append(self, row: Mapping[str, Any]) -> None:
         """Appends a row to the file."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_to_strict(row), allow_nan=False) + "\n")
+            file.write(json.dumps(to_strict(row), allow_nan=False) + "\n")
 
     def find_row(self, step: int, column: str) -> dict[str, Any] | None:
         """Returns the last row of a step that has a column, or None if there is no such row.
@@ -133,14 +134,3 @@ class MetricsFile:
                 " the line, with which nothing is lost but what was measured in that step"
             )
         return int(row["step"])
-
-
-def _to_strict(value: Any) -> Any:
-    """Returns a value of a row in which None replaces every number that is not finite."""
-    if isinstance(value, Mapping):
-        return {name: _to_strict(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_to_strict(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value
