@@ -268,12 +268,14 @@ def verify(settings: VerifySettings, _: Sequence[str]) -> int:
     from pipeline.shards.document_list import read_document_list
     from pipeline.shards.redactions import describe_redactions
     from pipeline.shards.verify import describe_coverage, verify_dataset
+    from pipeline.storage.folder import parse_storage_options
 
     dataset = _open(settings)
     shards = dataset.all_shards
     sizes = [shard.num_bytes for shard in shards]
     deep = DeepCheck(dataset) if settings.deep else None
-    listed = read_document_list(settings.absent) if settings.absent else ()
+    options = parse_storage_options(settings.storage_options)
+    listed = read_document_list(settings.absent, options) if settings.absent else ()
     absent = AbsentDocuments(dataset, listed) if listed else None
     checks = [check for check in (deep, absent) if check]
     threads, _ = this_machine().limit(_CHECKED_AT_ONCE, len(shards), 2 * max(sizes, default=0))
@@ -405,7 +407,7 @@ def redact(settings: RedactSettings, _: Sequence[str]) -> None:
     output = Folder(settings.output, options)
     with _continuing(), scratch_folder(output.locate()):
         dataset = open_with_ids(settings.data, options)
-        plan = plan_redaction(dataset, settings.documents)
+        plan = plan_redaction(dataset, settings.documents, options)
 
         from pipeline.redaction.write import check_output, describe_plan, write_redaction
 

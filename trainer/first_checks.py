@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from pipeline.shards.document_list import read_document_list
+from pipeline.storage.folder import parse_storage_options
 from pipeline.storage.hub import is_hub_name
 from trainer.conversion.names import expected_files
 from trainer.finetune.settings import (
@@ -54,7 +55,8 @@ def check_pretrain(settings: PretrainSettings) -> None:
     if is_new and settings.continue_from is not None:
         _check_run(settings.continue_from)
     if is_new and settings.leave_out is not None:
-        read_document_list(settings.leave_out)
+        options = parse_storage_options(settings.storage_options)
+        read_document_list(settings.leave_out, options)
 
 
 def check_forget(settings: ForgetSettings) -> None:

@@ -113,12 +113,15 @@ class _IdScan:
     sources: Mapping[int, int]
 
 
-def plan_redaction(dataset: Dataset, list_name: str) -> RedactionPlan:
+def plan_redaction(
+    dataset: Dataset, list_name: str, storage_options: Mapping[str, Any] | None = None
+) -> RedactionPlan:
     """Plans to leave the documents of a list out of a dataset.
 
     Args:
         dataset: A dataset that has a documents.ids (`pipeline.tokens.dataset_ids.open_with_ids`).
         list_name: A file that `read_document_list` reads.
+        storage_options: Options of the list's filesystem, if it is at a URL.
 
     Raises:
         FileNotFoundError: The list or a shard is missing.
@@ -128,7 +131,7 @@ def plan_redaction(dataset: Dataset, list_name: str) -> RedactionPlan:
             its passes.
     """
     _refuse_growing(dataset)
-    listed = read_document_list(list_name)
+    listed = read_document_list(list_name, storage_options)
     refuse_unknown([dataset], listed, list_name)
     _refuse_lost_shards(dataset)
     documents = np.unique(np.array(listed, np.uint64))

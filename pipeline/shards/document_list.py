@@ -6,10 +6,12 @@ added at the end of a training run's list. A saved state of the run's stream tel
 had already left out: it has their number, n, and a hash of the first n documents.
 """
 
+import codecs
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +27,9 @@ _DIGITS = 16
 _JSON_KEYS = ("id", "document")
 
 
-def read_document_list(name: str) -> tuple[int, ...]:
+def read_document_list(
+    name: str, storage_options: Mapping[str, Any] | None = None
+) -> tuple[int, ...]:
     """Returns the documents that a file lists, in the order of its lines, each once.
 
     A line begins with the id of a document, or with the first 16 or more hex digits of the id.
@@ -34,6 +38,7 @@ def read_document_list(name: str) -> tuple[int, ...]:
 
     Args:
         name: The file, on a local disk or at any URL that fsspec knows.
+        storage_options: Options of the URL's filesystem.
 
     Returns:
         The first 64 bits of the id of each document.
@@ -42,7 +47,7 @@ def read_document_list(name: str) -> tuple[int, ...]:
         FileNotFoundError: There is no such file.
         ValueError: A line does not begin with an id, or the file lists no document.
     """
-    folder, file = Folder.of_file(name)
+    folder, file = Folder.of_file(name, storage_options)
     if not folder.exists(file):
         raise FileNotFoundError(f"{name}: there is no such file; give a list of document ids")
     return parse_document_list(folder.read(file), name)
@@ -51,16 +56,19 @@ def read_document_list(name: str) -> tuple[int, ...]:
 def parse_document_list(data: bytes, where: str) -> tuple[int, ...]:
     """Returns the documents of a list; `read_document_list` describes it.
 
+    Only line feeds and carriage returns end a line. Titles and file names behind an id may have
+    other characters that `str.splitlines` takes for the end of a line.
+
     Args:
-        data: The content of the file.
+        data: The content of the file, which may begin with the mark of UTF-8 (BOM).
         where: The file, for messages.
 
     Raises:
         ValueError: A line does not begin with an id, or the file lists no document.
     """
     documents: dict[int, None] = {}
-    for number, line in enumerate(data.decode(errors="replace").splitlines(), 1):
-        text = line.strip()
+    for number, line in enumerate(data.removeprefix(codecs.BOM_UTF8).splitlines(), 1):
+        text = line.decode(errors="replace").strip()
         if text and not text.startswith("#"):
             documents[_parse_line(text, f"{where}:{number}")] = None
     if not documents:

@@ -25,6 +25,7 @@ from pipeline.storage import copies
 from pipeline.storage.folder import Folder
 from pipeline.transforms.tokens import make_claim
 from tests.datasets import TINY
+from tests.keyed_store import OPTIONS, write_to_store
 from tests.pipeline.programs import run
 
 FLAGS = ("--seq_lens", "32", "64", "--passes", "2", "--num_buckets", "4", "--workers", "1")
@@ -482,6 +483,17 @@ def test_an_ask_list_serves(data, tmp_path):
     lines = [json.dumps({"kind": "document", "id": document})]
     assert redact(data, lines, tmp_path / "new") == 0
     check_against_brute_force(data, tmp_path / "new", [document])
+
+
+def test_a_list_in_a_store_is_read_with_the_options_of_the_command(data, tmp_path, capsys):
+    document = sorted(ids_of(data))[60]
+    url = write_to_store("lists/one", f"{document}\n".encode())
+    new = tmp_path / "new"
+    options = ("--storage_options", OPTIONS)
+    assert run("redact", data, "--documents", url, "--output", new, *options) == 0
+    check_against_brute_force(data, new, [document])
+    assert run("verify", new, "--absent", url, *options) == 0
+    assert f"none of the 1 document(s) of {url} is in it" in capsys.readouterr().out
 
 
 def test_a_store_copies_by_itself(data, tmp_path, monkeypatch, capsys):

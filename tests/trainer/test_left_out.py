@@ -19,6 +19,7 @@ from pipeline.shards.document_list import (
     parse_document_list,
     read_document_list,
 )
+from tests.keyed_store import OPTIONS, write_to_store
 from tests.trainer.step_loader import load_steps
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from trainer.pretrain.run import Position, choose_left_out, leave_out
@@ -195,6 +196,33 @@ def test_a_list_has_an_id_per_line():
     data = LIST.replace("FE", "fe" * 9).encode()
     data += b'{"id": "0000000000000001ab", "place": "a.txt"}\n00000000000000ff\n'
     assert parse_document_list(data, "list") == (255, 254, 1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xef\xbb\xbf00000000000000ff\r\n00000000000000fe\r\n",  # of an editor of Windows
+        "00000000000000ff a\u2028b\x85c\x0bd\x0c\x1ce\n00000000000000fe\n".encode(),
+        '{"id": "00000000000000ff", "opening": "a\u2029\x85b"}\n00000000000000fe'.encode(),
+    ],
+)
+def test_only_line_feeds_end_a_line_and_a_mark_of_utf8_is_no_text(data):
+    """JSON leaves U+2028 and its like as they are in the titles that `ask` writes."""
+    assert parse_document_list(data, "list") == (255, 254)
+
+
+def test_lists_in_a_store_are_read_with_the_options_of_the_command():
+    url = write_to_store("lists/two", b"00000000000000ff\n00000000000000fe\n")
+    settings = PretrainSettings(
+        data=[],
+        output="RUN",
+        phases=[Phase(16, 8, 4, 1.0)],
+        leave_out=url,
+        storage_options=OPTIONS,
+    )
+    assert choose_left_out(settings, (), may_grow=True) == (255, 254)
+    with pytest.raises(ValueError, match="the store needs a key"):
+        read_document_list(url)
 
 
 @pytest.mark.parametrize(

@@ -77,12 +77,16 @@ class _Task:
             return False
         PRETRAINING.refuse_foreign(path)
         forgot = self.new.read_facts().get("forgot", {}) if self.new.facts.is_file() else {}
-        names = self.old.facts["id"], _hash_file(self.settings.documents)
+        names = self.old.facts["id"], self.hash_list()
         if (forgot.get("old_run"), forgot.get("list")) != names:
             raise FileExistsError(
                 f"{path} exists and is another run; give another --output, or remove it"
             )
         return True
+
+    def hash_list(self) -> str:
+        """Returns the hash of the documents that the command's list names."""
+        return hash_documents(read_document_list(self.settings.documents, self.options))
 
     def pretrain_settings(self) -> PretrainSettings:
         """Returns the settings with which the new run is trained.
@@ -173,7 +177,7 @@ def _say_plan(task: _Task) -> _Planned:
     """Plans the forgetting, prints the plan and what it does not cover, and returns the plan."""
     old = task.old
     mixture = open_run_data(old, task.settings.data, task.options)
-    plan = plan_forgetting(old, mixture, task.settings.documents, task.cache_dir)
+    plan = plan_forgetting(old, mixture, task.settings.documents, task.cache_dir, task.options)
     for line in plan.describe(task.settings.run):
         say(line)
     counts: dict[str, int | None] = {}
@@ -264,7 +268,7 @@ def _describe(task: _Task, planned: _Planned) -> dict[str, Any]:
     plan = planned.plan
     return {
         "old_run": task.old.facts["id"],
-        "list": _hash_file(task.settings.documents),
+        "list": task.hash_list(),
         "num_documents": plan.num_forgotten,
         "num_instances": plan.num_instances,
         "first_step": plan.first_step,
@@ -284,12 +288,3 @@ def _certify(task: _Task) -> None:
     limits = describe_limits(mixture, task.old.facts, forgot.get("near_duplicates", {}))
     page = write_certificate(task.new, documents, limits)
     say(f"{page}: what was forgotten, and what that does not cover")
-
-
-def _hash_file(name: str) -> str:
-    """Returns the hash of a list of documents.
-
-    Args:
-        name: The path of the list, a file that `read_document_list` reads.
-    """
-    return hash_documents(read_document_list(name))

@@ -190,7 +190,11 @@ def open_run_data(
 
 
 def plan_forgetting(
-    old: OldRun, mixture: Mixture, documents: str, cache_dir: str | None
+    old: OldRun,
+    mixture: Mixture,
+    documents: str,
+    cache_dir: str | None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> ForgettingPlan:
     """Finds the checkpoint from which a run has to be made again to forget documents.
 
@@ -201,6 +205,7 @@ def plan_forgetting(
             out already are skipped.
         cache_dir: Folder where indexes from documents to instances are cached; None for the default
             of `open_document_index`.
+        storage_options: Options of the filesystem of `documents`, if it is at a URL.
 
     Raises:
         FileNotFoundError: The file is not there.
@@ -209,7 +214,8 @@ def plan_forgetting(
             they have to be forgotten from the other run first.
     """
     known = set(old.left_out)
-    listed = [document for document in read_document_list(documents) if document not in known]
+    named = read_document_list(documents, storage_options)
+    listed = [document for document in named if document not in known]
     refuse_unknown([source.dataset for source in mixture], listed, documents, cache_dir)
     lengths = [phase.seq_len for phase in old.settings.phases]
     whole = (*old.left_out, *listed)

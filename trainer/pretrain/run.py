@@ -511,7 +511,8 @@ def choose_left_out(
     if settings.leave_out is None:
         return kept
     try:
-        given = read_document_list(settings.leave_out)
+        options = parse_storage_options(settings.storage_options)
+        given = read_document_list(settings.leave_out, options)
     except FileNotFoundError:
         if not kept:
             raise
