@@ -7,7 +7,9 @@ By these files the same command, run again after an interruption, sees what is f
 removed when manifest.json is there.
 """
 
+import contextlib
 import dataclasses
+import hashlib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import PurePosixPath
@@ -29,7 +31,7 @@ from pipeline.redaction.plan import RedactionPlan
 from pipeline.redaction.rewrite import rewrite_shard
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.document_ids import are_among, first_64_bits, iterate_id_rows
-from pipeline.shards.manifest import MANIFEST, group_totals, root_hash
+from pipeline.shards.manifest import DOCUMENT_IDS, MANIFEST, group_totals, root_hash
 from pipeline.shards.records import Shard, json_bytes
 from pipeline.shards.verify import TOKENIZER, VOCAB
 from pipeline.stages.block_spool import BlockSpool, open_block_spool
@@ -145,23 +147,28 @@ def write_redaction(plan: RedactionPlan, output: Folder) -> Dataset:
         FileExistsError: `check_output` refuses the folder, or another command writes into it.
         FileNotFoundError: A shard of the old dataset was removed meanwhile.
         StorageError: A store failed in every attempt, or the disk is full.
-        ValueError: A shard of the old dataset is damaged, or one of the new dataset was lost.
+        ValueError: A file of the old dataset is damaged or was changed meanwhile, or a shard of the
+            new dataset was lost.
     """
-    if not output.is_local:
-        return _write(plan, output)
-    with locked_folder(output.local_path(), LOCK, _LOCK_SECONDS):
-        check_output(plan, output)  # another command may have held the lock until now
+    with contextlib.ExitStack() as stack:
+        if output.is_local:
+            stack.enter_context(locked_folder(output.local_path(), LOCK, _LOCK_SECONDS))
+        check_output(plan, output)  # another command may have written into it until now
         return _write(plan, output)
 
 
 def _write(plan: RedactionPlan, output: Folder) -> Dataset:
-    """Writes the new dataset as `write_redaction` does, without a lock."""
+    """Writes the new dataset as `write_redaction` does, into a folder that was locked and checked.
+
+    A folder in a store cannot be locked.
+    """
     if not output.exists(MANIFEST):
         output.write(SETTINGS, json_bytes(plan.manifest.settings))
         with open_block_spool() as spool:
             built = _rewrite_shards(plan, output, spool) | _copy_shards(plan, output)
             _write_small_files(plan, output)
             _refuse_lost(plan, built, output)
+            _refuse_other_writer(plan, output)
             shards = [shard for shard, _ in built.values()]
             groups = group_totals(shards)
             manifest = dataclasses.replace(
@@ -227,7 +234,7 @@ def _copy_shards(plan: RedactionPlan, output: Folder) -> Built:
     at_once = _MOVED_AT_ONCE if moves_bytes(dataset.folder, output) else AT_ONCE
 
     def copy(shard: Shard) -> int:
-        copy_file(dataset.folder, output, shard.name)
+        copy_file(dataset.folder, output, shard.name, shard.sha256)
         return shard.num_bytes
 
     total = sum(shard.num_bytes for shard in missing)
@@ -240,13 +247,52 @@ def _copy_shards(plan: RedactionPlan, output: Folder) -> Built:
 def _write_small_files(plan: RedactionPlan, output: Folder) -> None:
     """Writes documents.ids, the vocabulary, and the table of input files if there is one."""
     dataset = plan.dataset
-    rows = iterate_id_rows(dataset)
-    kept = (part[~are_among(first_64_bits(part), plan.documents)].tobytes() for part in rows)
-    write_document_ids(output, kept)
+    write_document_ids(output, _kept_ids(plan))
     for name in (VOCAB, TOKENIZER):
         output.write(name, dataset.read_file(name))
     if dataset.folder.exists(SOURCES):
         output.write(SOURCES, dataset.folder.read(SOURCES))
+
+
+def _kept_ids(plan: RedactionPlan) -> Iterator[bytes]:
+    """Yields the rows of documents.ids that stay, in order.
+
+    Raises:
+        ValueError: After the last row, the file is not the one that was read for the plan.
+    """
+    dataset = plan.dataset
+    digest = hashlib.blake2b(digest_size=32)
+    for rows in iterate_id_rows(dataset):
+        kept = rows[~are_among(first_64_bits(rows), plan.documents)].tobytes()
+        digest.update(kept)
+        yield kept
+    if digest.hexdigest() != plan.manifest.settings["documents_hash"]:
+        raise ValueError(
+            f"{dataset.locate(DOCUMENT_IDS)} was changed while this command read it; run the same"
+            " command again"
+        )
+
+
+def _refuse_other_writer(plan: RedactionPlan, output: Folder) -> None:
+    """Checks, before the tables are written, that no other command wrote into the same folder.
+
+    The lock of a local folder keeps other commands out. Stores have no locks.
+
+    Args:
+        plan: The plan.
+        output: The folder of the new dataset.
+
+    Raises:
+        FileExistsError: A dataset is finished there, or the settings there are not the plan's.
+    """
+    cure = "wait until it has ended, remove the folder, and run the same command again"
+    is_finished = output.exists(MANIFEST)
+    settings = plan.manifest.settings
+    if is_finished or (output.exists(SETTINGS) and read_object(output, SETTINGS, cure) != settings):
+        raise FileExistsError(
+            f"--output {output.url}: another command has written a dataset there at the same time;"
+            f" {cure}"
+        )
 
 
 def _refuse_lost(plan: RedactionPlan, built: Built, output: Folder) -> None:

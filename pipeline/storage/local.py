@@ -6,6 +6,7 @@ A function that writes returns once the file is safely on the disk, even if powe
 import contextlib
 import errno
 import fcntl
+import hashlib
 import os
 import re
 import secrets
@@ -23,7 +24,7 @@ _TEMPORARY_NAME = re.compile(r"\..+\.partial-\d+-[0-9a-f]{8}")
 _DISK_IS_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
-def replace_file(path: Path, data: bytes | Path) -> None:
+def replace_file(path: Path, data: bytes | Path, sha256: str | None = None) -> None:
     """Writes a file whole or not at all, and waits until it is safely on the disk.
 
     Missing folders are created. A temporary file is written beside the target and renamed.
@@ -32,9 +33,11 @@ def replace_file(path: Path, data: bytes | Path) -> None:
         path: The file to write or replace.
         data: The content, or a local file that holds it, which is copied without being held in
             memory.
+        sha256: The hash that the content must have, in hex; None does not check it.
 
     Raises:
         StorageError: The disk is full. A file that was at `path` before is unchanged.
+        ValueError: The content has another hash. A file that was at `path` before is unchanged.
     """
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}{TEMPORARY_MARK}{os.getpid()}-{secrets.token_hex(4)}")
@@ -47,6 +50,8 @@ def replace_file(path: Path, data: bytes | Path) -> None:
                 file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        if sha256 is not None:
+            refuse_other_content(temporary, sha256, str(data if isinstance(data, Path) else path))
         temporary.replace(path)
         make_durable(path.parent)
     except OSError as error:
@@ -57,6 +62,26 @@ def replace_file(path: Path, data: bytes | Path) -> None:
         raise StorageError(f"{path}: {found}; {advice}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def refuse_other_content(path: Path, sha256: str, where: str) -> None:
+    """Checks the content of a file by its hash.
+
+    Args:
+        path: The file.
+        sha256: The hash that it must have, in hex.
+        where: Where the content is from, for the message.
+
+    Raises:
+        ValueError: The content has another hash.
+    """
+    with path.open("rb") as file:
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual != sha256:
+        raise ValueError(
+            f"{where}: damaged or changed: its sha256 is {actual}, expected {sha256}; run the same"
+            " command again, and if it says so again, restore the file"
+        )
 
 
 def size_of(data: bytes | Path) -> int:

@@ -302,6 +302,106 @@ def test_a_shard_that_the_store_lost_is_missed(data, tmp_path, monkeypatch, caps
     check_against_brute_force(data, tmp_path / "new", ids[-1:])
 
 
+def test_ids_that_change_after_the_plan_are_not_written(data, tmp_path, monkeypatch, capsys):
+    folder, document = copied(data, tmp_path)
+    real = redaction_write.write_document_ids
+
+    def change_first(output, chunks):
+        swap_ids(folder)
+        real(output, chunks)
+
+    monkeypatch.setattr(redaction_write, "write_document_ids", change_first)
+    assert redact(folder, [document], tmp_path / "new") == 2
+    expected = "data/documents.ids was changed while this command read it; run the same command"
+    assert expected in capsys.readouterr().err
+    names = {path.name for path in (tmp_path / "new").iterdir()}
+    assert not names & {"documents.ids", "manifest.json"}
+
+
+def break_one_byte(path):
+    """Replaces a file by another one of the same size."""
+    content = bytearray(path.read_bytes())
+    content[700] ^= 255
+    path.unlink()
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("target", ["disk", "store"])
+def test_a_copied_shard_is_checked(data, tmp_path, monkeypatch, capsys, target):
+    """It was replaced by one of the same size, and stays as it is in the new dataset."""
+    folder, document = copied(data, tmp_path)
+    bucket = int(document[0], 16) // 4
+    name = f"train/L32/pass-01/shard-{(bucket + 1) % 4:05d}.tar"
+    break_one_byte(folder / name)
+
+    def refuse(*_):
+        raise OSError(18, os.strerror(18))
+
+    monkeypatch.setattr(copies.os, "link", refuse)
+    store = fsspec.filesystem("memory")
+    output = str(tmp_path / "new") if target == "disk" else "memory://redaction/new"
+    (tmp_path / "list").write_text(f"{document}\n")
+    try:
+        assert run("redact", folder, "--documents", tmp_path / "list", "--output", output) == 2
+        names = Folder(output).list()
+    finally:
+        if target == "store":
+            store.rm("/redaction", recursive=True)
+    said = capsys.readouterr().err
+    assert f"{folder}/{name}: damaged or changed: its sha256 is" in said
+    assert not names.keys() & {name, "manifest.json"}
+
+
+def plans_for(data, tmp_path, documents):
+    """A plan for each of some documents alone."""
+    plans = []
+    for number, document in enumerate(documents):
+        (tmp_path / f"{number}.list").write_text(f"{document}\n")
+        plans.append(plan_redaction(open_dataset(str(data)), str(tmp_path / f"{number}.list")))
+    return plans
+
+
+@pytest.fixture
+def output_in_a_store():
+    """A folder in a store, where nothing keeps other commands out."""
+    yield Folder("memory://redaction/new")
+    fsspec.filesystem("memory").rm("/redaction", recursive=True)
+
+
+def test_another_redaction_ends_before_this_one_begins(data, tmp_path, output_in_a_store):
+    first, second = plans_for(data, tmp_path, sorted(ids_of(data))[60:62])
+    assert not redaction_write.check_output(first, output_in_a_store)
+    redaction_write.write_redaction(second, output_in_a_store)
+    with pytest.raises(FileExistsError, match="holds another dataset, not"):
+        redaction_write.write_redaction(first, output_in_a_store)
+
+
+@pytest.mark.parametrize("is_ended", [True, False])
+def test_another_redaction_writes_at_the_same_time(
+    data, tmp_path, monkeypatch, output_in_a_store, is_ended
+):
+    """Both have found the folder empty."""
+    first, second = plans_for(data, tmp_path, sorted(ids_of(data))[60:62])
+    real = redaction_write._write_small_files
+
+    def write_the_other_first(plan, output):
+        monkeypatch.undo()
+        if is_ended:
+            redaction_write._write(second, output)
+        else:
+            output.write("_tasks/settings.json", json.dumps(second.manifest.settings).encode())
+        real(plan, output)
+
+    monkeypatch.setattr(redaction_write, "_write_small_files", write_the_other_first)
+    with pytest.raises(FileExistsError, match="another command has written a dataset there"):
+        redaction_write.write_redaction(first, output_in_a_store)
+    if is_ended:
+        manifest = open_dataset(output_in_a_store.url).manifest
+        assert manifest.settings == second.manifest.settings
+    else:
+        assert not output_in_a_store.exists("manifest.json")
+
+
 def copied(data, tmp_path):
     """A copy of the dataset that a test may damage, and the id of one of its documents."""
     shutil.copytree(data, tmp_path / "data")
