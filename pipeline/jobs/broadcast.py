@@ -24,7 +24,7 @@ from pipeline.storage.folder import Folder
 worker_guard.watch_in_workers()
 
 MAX_INLINE_BYTES = 2**20
-_ELEMENTS_PER_FILE = 4096
+ELEMENTS_PER_FILE = 4096
 _PACKAGES = (Path(__file__).parents[1], Path(tokenizer.__file__).parent)  # hashed by hash_code
 
 
@@ -138,8 +138,8 @@ class CreateElements(
         if len(json.dumps(self._elements, default=_to_json)) <= MAX_INLINE_BYTES:
             return pipeline | beam.Create(self._elements, reshuffle=True)
         lists = [
-            _send_in_file(self._elements[first : first + _ELEMENTS_PER_FILE], self._folder)
-            for first in range(0, len(self._elements), _ELEMENTS_PER_FILE)
+            _send_in_file(self._elements[first : first + ELEMENTS_PER_FILE], self._folder)
+            for first in range(0, len(self._elements), ELEMENTS_PER_FILE)
         ]
         elements = pipeline | beam.Create(lists, reshuffle=True) | beam.FlatMap(Broadcast.get)
         return elements | beam.Reshuffle()

@@ -31,6 +31,7 @@ import fsspec
 import numpy as np
 from fsspec import AbstractFileSystem
 
+from pipeline.jobs.broadcast import ELEMENTS_PER_FILE
 from pipeline.jobs.exchange import ShardTask
 from pipeline.jobs.run_beam import Outputs, pipeline_options
 from pipeline.jobs.shard_records import ShardRecord, format_record, record_name
@@ -301,7 +302,9 @@ def measure(arguments: argparse.Namespace) -> list[Stage]:
         )
         measured.description = pipeline.to_runner_api().ByteSize()
 
-    measured.run("describe the tokens job", hours, 40, describe_tokens)
+    # The parts are in files for the workers, of so many parts each.
+    files = num_parts / ELEMENTS_PER_FILE
+    measured.run("describe the tokens job", hours, 40 + 2 * files, describe_tokens)
     WORLD.documents = arguments.documents // num_parts
     WORLD.document_bytes = text_bytes // arguments.documents
     WORLD.record = json.dumps(
