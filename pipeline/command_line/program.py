@@ -313,16 +313,16 @@ def parse_settings(
         ValueError: Arguments or values are wrong; the message has one line for each mistake.
     """
     from pipeline.command_line.words import parse_words
-    from pipeline.storage.addresses import refuse_one_slash
+    from pipeline.storage.addresses import refuse_misspelt
 
     settings = parse_words(program, load(command.settings), command.positionals, arguments, takers)
     for value in vars(settings).values():
         for text in value if isinstance(value, list) else [value]:
             if isinstance(text, str):
-                refuse_one_slash(text)
+                refuse_misspelt(text)
     for name in command.local:
         path = getattr(settings, name) or ""
-        if "://" in path:
+        if "://" in path or path.startswith("file:"):
             cure = "runs are written locally; pretrain uploads checkpoints to --checkpoint.url"
             found = f"--{name}: found the URL {path}"
             raise ValueError(f"{found}, expected a folder of this machine: {cure}")

@@ -21,7 +21,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from pipeline.storage import faults
-from pipeline.storage.addresses import refuse_one_slash
+from pipeline.storage.addresses import refuse_misspelt
 from pipeline.storage.ahead import map_ahead
 from pipeline.storage.local import remove_empty_folders, replace_file, size_of
 from pipeline.storage.missing_packages import describe_missing
@@ -78,7 +78,7 @@ class Folder:
         """The fsspec filesystem, and the path of the folder on it."""
         options = fill_in_variables(self.options or {})
         learn(options)
-        refuse_one_slash(self.url)
+        refuse_misspelt(self.url)
         faults.refuse_unresolved(self.url, options)
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # a bar for every file
         if "@" in self.url and (password := find_password(self.url)):

@@ -1,5 +1,6 @@
 """URLs and folders that are no dataset, and flags that are wrong: said at once, with the cure."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.settings import BuildSettings
-from pipeline.storage.addresses import refuse_one_slash
+from pipeline.storage.addresses import refuse_misspelt
 from pipeline.storage.folder import Folder
 from pipeline.storage.quoting import printable
 from pipeline.text.language_codes import check_language
@@ -21,17 +22,53 @@ ROOT = Path(__file__).parents[2]
 def test_a_url_with_one_slash_is_no_folder_of_this_machine(url):
     meant = url.replace(":/", "://")
     with pytest.raises(ValueError, match=rf"^{url}: has one slash .* expected two; give {meant}$"):
-        refuse_one_slash(url)
+        refuse_misspelt(url)
     with pytest.raises(ValueError, match="one slash"):
         Folder(url).list()
 
 
-@pytest.mark.parametrize("url", ["s3://bucket/a", "data:/x", "a/s3:/b", "file:/x", "/s3:/b", "s3:"])
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("S3:/bucket/a", "has one slash behind S3:, expected two; give s3://bucket/a"),
+        ("S3://bucket/a", "has the scheme S3, expected small letters; give s3://bucket/a"),
+        ("Gs://B/A", "has the scheme Gs, expected small letters; give gs://B/A"),
+        ("HTTPS://host/A", "has the scheme HTTPS, expected small letters; give https://host/A"),
+        ("FILE:///x", "has the scheme FILE, expected small letters; give file:///x"),
+        ("File:/x", "has the scheme File, expected small letters; give file:/x"),
+        (
+            "s3://b/a/../c/",
+            "has the part '..', which a store takes for a part of the key; give s3://b/c",
+        ),
+        (
+            "memory://b/./c",
+            "has the part '.', which a store takes for a part of the key; give memory://b/c",
+        ),
+        (
+            "gs://b/a/..",
+            "has the part '..', which a store takes for a part of the key; give gs://b",
+        ),
+    ],
+)
+def test_a_url_that_would_be_another_place_is_refused(url, message):
+    for refuse in (refuse_misspelt, lambda url: Folder(url).list()):
+        with pytest.raises(ValueError, match=f"^{re.escape(f'{url}: {message}')}$"):
+            refuse(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("s3://bucket/a", "data:/x", "a/s3:/b", "file:/x", "/s3:/b", "s3:"),
+        *("S3", "./S3:/b", "C:/x", "../a/./b", "file:///a/../b", "s3://b/a..b/...", "s3://b//c"),
+        *("https://host/a/../b.jsonl", "zip://a/../b.txt::file:///x.zip"),
+    ],
+)
 def test_other_names_stay_what_they_are(url):
-    refuse_one_slash(url)
+    refuse_misspelt(url)
 
 
-def test_both_programs_refuse_one_slash_wherever_it_is_given(capsys):
+def test_both_programs_refuse_misspelt_wherever_it_is_given(capsys):
     assert run("build", "--output", "s3:/b/x", "--input", "a.txt") == 2
     assert "expected two; give s3://b/x" in capsys.readouterr().err
     assert run("build", "--output", "x", "--input", "a.txt", "gs:/b/x") == 2

@@ -70,6 +70,7 @@ MISTAKES = [
     ("pretrain --data D --output R", "missing: phases of a --config file, such as bert-base"),
     ("pretrain --config bert-tiny --data nowhere --output R", NO_DATASET),
     ("pretrain --config bert-tiny --data D --output s3://bucket/run", LOCAL),
+    ("pretrain --config bert-tiny --data D --output file:/tmp/run", LOCAL),
     (f"{PRETRAIN} --cache_dir s3://bucket/c", "--cache_dir: found the URL s3://bucket/c, expected"),
     (f"{PRETRAIN} --learning_rate 1e-4", "unknown flag --learning_rate; did you mean --peak_lr"),
     (f"{PRETRAIN} --init_checkpoint c", "unknown flag --init_checkpoint; did you mean --init_from"),
