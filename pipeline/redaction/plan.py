@@ -26,6 +26,8 @@ from pipeline.shards.redactions import REDACTIONS
 from pipeline.shards.seal import ID_BYTES, Seal
 from pipeline.stages.describe import software_versions
 
+_CURE_OF_A_FULL_DISK = "give a folder on a disk with more space by the variable TMPDIR"
+
 
 @dataclass(frozen=True)
 class RedactionPlan:
@@ -133,7 +135,7 @@ def plan_redaction(
     _refuse_growing(dataset)
     listed = read_document_list(list_name, storage_options)
     refuse_unknown([dataset], listed, list_name)
-    _refuse_lost_shards(dataset)
+    refuse_lost_shards(dataset)
     documents = np.unique(np.array(listed, np.uint64))
     rows, trained, held_out = _find_rows(dataset, documents)
     _refuse_empty_passes(dataset, rows, list_name)
@@ -161,7 +163,7 @@ def _refuse_growing(dataset: Dataset) -> None:
         )
 
 
-def _refuse_lost_shards(dataset: Dataset) -> None:
+def refuse_lost_shards(dataset: Dataset) -> None:
     """Checks that all shards are there and have the sizes that the shard table says.
 
     Raises:
@@ -194,7 +196,8 @@ def _find_rows(dataset: Dataset, documents: Array) -> tuple[dict[str, Array], Ar
     by_split = dict.fromkeys(("train", "validation"), np.empty(0, np.uint64))
     with tempfile.TemporaryDirectory(prefix="beambert-index-") as folder:
         for split in sorted({group.split for group in dataset.manifest.groups}):
-            found = open_document_index(dataset, split, folder).find(documents)
+            index = open_document_index(dataset, split, folder, cure=_CURE_OF_A_FULL_DISK)
+            found = index.find(documents)
             by_split[split] = np.unique(found.document)
             indices, starts = np.unique(found.shard, return_index=True)  # shards ascend
             rows_of_shards = np.split(found.row, starts[1:])

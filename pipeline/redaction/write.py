@@ -27,7 +27,7 @@ from pipeline.inspect.summary import (
 )
 from pipeline.jobs.shard_records import ShardRecord, format_record, record_name
 from pipeline.machine import this_machine
-from pipeline.redaction.plan import RedactionPlan
+from pipeline.redaction.plan import RedactionPlan, refuse_lost_shards
 from pipeline.redaction.rewrite import rewrite_shard
 from pipeline.shards.dataset import Dataset, open_dataset
 from pipeline.shards.document_ids import are_among, first_64_bits, iterate_id_rows
@@ -94,6 +94,7 @@ def check_output(plan: RedactionPlan, output: Folder) -> bool:
     Raises:
         FileExistsError: The folder holds something else, is a file, or is the folder of the old
             dataset, inside it, or around it.
+        ValueError: The new dataset is finished there, and has lost a shard since.
     """
     old = plan.dataset.folder
     if old.filesystem == output.filesystem:
@@ -107,12 +108,13 @@ def check_output(plan: RedactionPlan, output: Folder) -> bool:
         raise FileExistsError(f"--output {output.url} is a file; give a new folder")
     files = output.list()
     if MANIFEST in files:
-        settings = open_dataset(output.url, output.options).manifest.settings
-        if settings != plan.manifest.settings:
+        finished = open_dataset(output.url, output.options)
+        if finished.manifest.settings != plan.manifest.settings:
             raise FileExistsError(
                 f"--output {output.url} holds another dataset, not {plan.dataset.url} without these"
                 " documents; give another --output"
             )
+        refuse_lost_shards(finished)
         return True
     if SETTINGS in files:
         advice = f"remove {output.url}, or give another --output"

@@ -105,13 +105,19 @@ class DocumentIndex:
     """
 
     def __init__(
-        self, dataset: Dataset, split: str, cache_dir: Path, say: Callable[[str], object]
+        self,
+        dataset: Dataset,
+        split: str,
+        cache_dir: Path,
+        say: Callable[[str], object],
+        cure: str,
     ) -> None:
         """Keeps the arguments, which are those of `open_document_index`."""
         self.dataset = dataset
         self.split = split
         self.folder = cache_dir / "documents"
         self._say = say
+        self._cure = cure
 
     def find(self, ids: Array, seq_lens: Sequence[int] | None = None) -> Found:
         """Returns the instances of all passes that hold one of the documents.
@@ -267,8 +273,7 @@ class DocumentIndex:
             yield
         except OSError as error:
             raise ValueError(
-                f"cache_dir {self.folder.parent}: {error.strerror or error}; give a folder on a"
-                " disk of this machine with --cache_dir"
+                f"cache_dir {self.folder.parent}: {error.strerror or error}; {self._cure}"
             ) from error
 
 
@@ -325,6 +330,7 @@ def open_document_index(
     split: str = "train",
     cache_dir: str | None = None,
     say: Callable[[str], object] = lambda _: None,
+    cure: str = "give a folder on a disk of this machine with --cache_dir",
 ) -> DocumentIndex:
     """Opens the index from documents to instances of one split of a dataset.
 
@@ -334,9 +340,10 @@ def open_document_index(
         split: "train" or "validation".
         cache_dir: A folder on a disk of this machine; None for `default_cache_dir()`.
         say: Called with a line for people before shards are read, and with another one after that.
+        cure: What a user can do if `cache_dir` cannot be written, for the message.
     """
     folder = default_cache_dir() if cache_dir is None else Path(cache_dir)
-    return DocumentIndex(dataset, split, folder, say)
+    return DocumentIndex(dataset, split, folder, say, cure)
 
 
 def default_cache_dir() -> Path:

@@ -16,6 +16,7 @@ from pipeline.redaction import write as redaction_write
 from pipeline.redaction.plan import plan_redaction
 from pipeline.redaction.rewrite import cut_blocks, keep_instances
 from pipeline.settings import BuildSettings
+from pipeline.shards import document_index
 from pipeline.shards.block import block_instances, concatenate_blocks, to_record_batch
 from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.shards.document_ids import are_among
@@ -400,6 +401,32 @@ def test_another_redaction_writes_at_the_same_time(
         assert manifest.settings == second.manifest.settings
     else:
         assert not output_in_a_store.exists("manifest.json")
+
+
+@pytest.mark.parametrize("is_rewritten", [True, False])
+def test_a_finished_dataset_that_lost_a_shard_is_not_called_complete(
+    data, tmp_path, capsys, is_rewritten
+):
+    document = sorted(ids_of(data))[60]
+    new = tmp_path / "new"
+    assert redact(data, [document], new) == 0
+    bucket = int(document[0], 16) // 4
+    name = f"train/L32/pass-01/shard-{bucket if is_rewritten else (bucket + 1) % 4:05d}.tar"
+    (new / name).unlink()
+    assert redact(data, [document], new) == 2
+    said = capsys.readouterr().err
+    assert f"{new}/{name} is missing, the shard table says" in said
+
+
+def test_a_full_disk_of_temporary_files_is_named(data, tmp_path, monkeypatch, capsys):
+    def refuse(*_):
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(document_index, "_write", refuse)
+    assert redact(data, sorted(ids_of(data))[60:61], tmp_path / "new") == 2
+    said = capsys.readouterr().err
+    assert "No space left on device; give a folder on a disk with more space by the var" in said
+    assert len(said.splitlines()) == 1
 
 
 def copied(data, tmp_path):
