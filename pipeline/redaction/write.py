@@ -106,8 +106,8 @@ def check_output(plan: RedactionPlan, output: Folder) -> bool:
             )
     if output.is_file():
         raise FileExistsError(f"--output {output.url} is a file; give a new folder")
-    files = output.list()
-    if MANIFEST in files:
+    files = output.list()  # a store may not list what was written just now, so it is also asked
+    if MANIFEST in files or output.exists(MANIFEST):
         finished = open_dataset(output.url, output.options)
         if finished.manifest.settings != plan.manifest.settings:
             raise FileExistsError(
@@ -116,7 +116,7 @@ def check_output(plan: RedactionPlan, output: Folder) -> bool:
             )
         refuse_lost_shards(finished)
         return True
-    if SETTINGS in files:
+    if SETTINGS in files or output.exists(SETTINGS):
         advice = f"remove {output.url}, or give another --output"
         if read_object(output, SETTINGS, advice) != plan.manifest.settings:
             raise FileExistsError(

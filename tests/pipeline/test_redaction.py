@@ -377,6 +377,24 @@ def test_another_redaction_ends_before_this_one_begins(data, tmp_path, output_in
         redaction_write.write_redaction(first, output_in_a_store)
 
 
+@pytest.mark.parametrize(
+    ("is_ended", "message"), [(True, "holds another dataset"), (False, "an unfinished dataset")]
+)
+def test_a_store_that_lists_files_late_hides_no_other_redaction(
+    data, tmp_path, monkeypatch, output_in_a_store, is_ended, message
+):
+    first, second = plans_for(data, tmp_path, sorted(ids_of(data))[60:62])
+    if is_ended:
+        redaction_write.write_redaction(second, output_in_a_store)
+    else:
+        output_in_a_store.write(
+            "_tasks/settings.json", json.dumps(second.manifest.settings).encode()
+        )
+    monkeypatch.setattr(Folder, "list", lambda _: {})
+    with pytest.raises(FileExistsError, match=message):
+        redaction_write.check_output(first, output_in_a_store)
+
+
 @pytest.mark.parametrize("is_ended", [True, False])
 def test_another_redaction_writes_at_the_same_time(
     data, tmp_path, monkeypatch, output_in_a_store, is_ended
