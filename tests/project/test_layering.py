@@ -66,7 +66,7 @@ ROOMS = {
     "trainer.settings": ".model .optim",
     "trainer.runs": "tokenizer pipeline.storage pipeline.shards .stream.order .model .settings",
     "trainer.checkpoints": "pipeline.storage .process .optim .engine .settings .runs",
-    "trainer.guards": "pipeline.storage .process .optim .settings",
+    "trainer.guards": "pipeline.storage .process .optim .engine .settings",
     "trainer.watch": "pipeline.storage pipeline.pages .process .model .engine .settings .runs",
     "trainer.ask": (
         "tokenizer pipeline.storage pipeline.pages pipeline.shards pipeline.tokens"

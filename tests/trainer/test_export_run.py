@@ -44,7 +44,9 @@ def run(ranks, bucket, tmp_path):
     (run.path / "config.yaml").write_text("objective: mlm+nsp")
     (run.path / "vocab.txt").write_text(VOCAB)
     (run.path / "tokenizer.json").write_text(TOKENIZER)
-    engine = SimpleNamespace(module=build_model(CONFIG, seed=1), zero_optimization_stage=lambda: 0)
+    engine = SimpleNamespace(
+        module=build_model(CONFIG, seed=1), weights=None, zero_optimization_stage=lambda: 0
+    )
     optimizer = AdamW(engine.module.named_parameters())
     optimizer.set_learning_rate(0.1)
     saver = CheckpointSaver(run, CheckpointSettings(keep=5), ranks, CheckpointStore(URL), print)

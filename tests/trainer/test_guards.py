@@ -93,7 +93,7 @@ def flips(ranks, *kind):
     for place in PLACES[kind[1] == 3]:
         rank = Rank(ranks, *kind)
         interval = 1 if rank.optimizer.is_partitioned else INTERVAL
-        check = WeightsCheck(rank.model, rank.optimizer, ranks, interval)
+        check = WeightsCheck(rank.engine, rank.optimizer, ranks, interval)
         for _ in range(4):
             rank.train()
         check.check()

@@ -35,7 +35,9 @@ class Trained:
     def __init__(self, ranks, folder, url=URL, **settings):
         torch.manual_seed(0)
         self.ranks, self.said = ranks, []
-        self.engine = SimpleNamespace(module=Linear(8, 4), zero_optimization_stage=lambda: 0)
+        self.engine = SimpleNamespace(
+            module=Linear(8, 4), weights=None, zero_optimization_stage=lambda: 0
+        )
         self.optimizer = AdamW(self.engine.module.named_parameters())
         self.optimizer.set_learning_rate(0.01)
         self.run = RunFolder(folder)

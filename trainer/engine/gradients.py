@@ -5,6 +5,7 @@ sends these bytes for each parameter of the model:
 
     gradients, fp32    4, reduce-scattered: each rank gets the sums of its part
     weights            2 in bf16, 4 in fp32, gathered from the ranks that have updated them
+                       (trainer/engine/weights.py)
     together           6 in bf16, 8 in fp32
 
 On W ranks, a ring sends (W - 1) / W of these bytes from each rank to the next. Without ZeRO, the
@@ -37,6 +38,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from trainer.engine.deepspeed_config import MOST_ON_THE_WAY
+from trainer.engine.weights import WeightGathers
 from trainer.optim.sharded import ShardedOptimizer
 
 
@@ -53,10 +55,15 @@ class Gradients(Protocol):
                 gradients are sent while they are being computed.
         """
 
-    def step(self) -> None:
+    def step(self, waits_for_weights: bool = True) -> None:
         """Sends the gradients that were not sent yet, and updates the weights.
 
         Every rank has to call it, even a rank that has made no backward pass in the step.
+
+        Args:
+            waits_for_weights: Whether the new weights of all ranks have arrived when the method
+                returns. If not, they travel while the next step begins. Until its first backward
+                pass, `trainer.engine.zero.current_model` is then the only way to the weights.
         """
 
 
@@ -144,16 +151,25 @@ class GradientSums:
     The module's docstring says what is sent, and when.
     """
 
-    def __init__(self, engine: Any, optimizer: ShardedOptimizer, buckets: list[Bucket]) -> None:
+    def __init__(
+        self,
+        engine: Any,
+        optimizer: ShardedOptimizer,
+        buckets: list[Bucket],
+        weights: WeightGathers | None = None,
+    ) -> None:
         """Puts a hook on each parameter, and removes DeepSpeed's hooks.
 
         Args:
             engine: DeepSpeed's engine around the model.
             optimizer: The optimizer of the engine.
             buckets: The buckets in the order in which they are sent.
+            weights: Gathers the weights after an update; None without ZeRO, where every rank
+                updates all weights.
         """
         self._engine = engine
         self._optimizer = optimizer
+        self._weights = weights
         self._buckets = buckets
         self._bucket_of: dict[Tensor, Bucket] = {
             parameter: bucket for bucket in buckets for parameter in bucket.places
@@ -181,6 +197,7 @@ class GradientSums:
             is_last: Whether this is the last backward pass that this rank makes in the step. If so,
                 gradients are sent while they are being computed.
         """
+        self._wait_for_weights()
         self._is_last = is_last
         if is_last:
             for parameter in reached_parameters(loss):
@@ -192,8 +209,14 @@ class GradientSums:
             self._forget()
             raise
 
-    def step(self) -> None:
-        """Sends what was not sent yet, and updates the weights."""
+    def step(self, waits_for_weights: bool = True) -> None:
+        """Sends what was not sent yet, and updates the weights.
+
+        Args:
+            waits_for_weights: Whether the new weights of all ranks have arrived when the method
+                returns; see `Gradients.step`.
+        """
+        self._wait_for_weights()  # a rank may have made no backward pass
         while self._num_sent < len(self._buckets):
             self._send_next()
         while self._on_the_way:
@@ -206,6 +229,13 @@ class GradientSums:
                     parameter.grad = gradient.view_as(parameter)
         self._engine.step()
         self._forget()
+        if waits_for_weights:
+            self._wait_for_weights()
+
+    def _wait_for_weights(self) -> None:
+        """Waits until the weights of all ranks have arrived."""
+        if self._weights is not None:
+            self._weights.finish()
 
     def _add(self, parameter: Tensor) -> None:
         """Adds a parameter's gradient to the sums of its bucket.
@@ -271,16 +301,17 @@ class GradientSums:
         work.wait()
 
     def _update_partitions(self, _closure: None = None) -> None:
-        """Updates this rank's part of every bucket, and gathers all weights into the model.
+        """Updates this rank's part of every bucket, and begins to gather the parts of all ranks.
 
         It replaces the method `step` of DeepSpeed's optimizer, so DeepSpeed's engine calls it.
         """
+        assert self._weights is not None, "ZeRO-1 and 2 gather weights"
         for partition, bucket in zip(self._optimizer.owned, self._buckets, strict=True):
             partition.grad = bucket.totals
         self._optimizer.step()
         for partition in self._optimizer.owned:
             partition.grad = None
-        self._engine.optimizer.update_lp_params()
+        self._weights.start()
 
     def _forget(self) -> None:
         """Drops all sums and totals, at the end of a step or after a backward pass that failed."""
@@ -306,8 +337,8 @@ class Zero3Gradients:
         scaled_loss = loss * torch.distributed.get_world_size()
         self._engine.backward(scaled_loss, scale_wrt_gas=False)
 
-    def step(self) -> None:
-        """Updates the weights."""
+    def step(self, waits_for_weights: bool = True) -> None:  # noqa: ARG002
+        """Updates the weights, which DeepSpeed gathers when they are needed."""
         self._engine.step()
 
 

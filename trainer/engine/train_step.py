@@ -150,6 +150,7 @@ def train_step(
     counts: StepCounts,
     nsp_weight: float = 1.0,
     must_stop: Callable[[], bool] = lambda: False,
+    waits_for_weights: bool = True,
 ) -> Tensor:
     """Makes one optimizer step; every rank has to call it.
 
@@ -169,6 +170,9 @@ def train_step(
         nsp_weight: The weight of the loss of next sentence prediction; 0 leaves it out.
         must_stop: Returns whether this rank was told to stop. It is called once, after the backward
             passes.
+        waits_for_weights: Whether the new weights of all ranks have arrived when the function
+            returns. If not, they travel while the next step begins, and the caller must take the
+            model from `trainer.engine.zero.current_model` if it reads weights before that.
 
     Returns:
         float64 [N + 1] on the device: sums over the global batch in the order of `PretrainingSums`,
@@ -191,7 +195,7 @@ def train_step(
     totals = torch.cat([sums_N, sums_N.new_full((1,), float(must_stop()))])
     optimizer: ShardedOptimizer = engine.basic_optimizer
     optimizer.carry(totals)
-    gradients.step()
+    gradients.step(waits_for_weights)
     if not optimizer.has_arrived():
         torch.distributed.all_reduce(totals)
     return totals

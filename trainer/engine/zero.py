@@ -23,6 +23,8 @@ from trainer.engine.gradients import (
     partitioned_buckets,
     whole_buckets,
 )
+from trainer.engine.weights import WeightGathers
+from trainer.model.bert import BertForPreTraining
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.process.ranks import Ranks, quiet_deepspeed, together
 
@@ -34,7 +36,9 @@ def start_engine(
 ) -> Any:
     """Returns a DeepSpeed engine that trains the model; every rank has to call it.
 
-    Its attribute `gradients` makes the backward passes and updates of a step (`Gradients`).
+    Its attribute `gradients` makes the backward passes and updates of a step (`Gradients`). Its
+    attribute `weights` gathers the new weights (`WeightGathers`); it is None if nothing has to be
+    gathered after an update, as under ZeRO-0 and 3. `current_model` returns its model.
 
     Args:
         model: The model, which is moved to the device of this rank.
@@ -64,16 +68,44 @@ def start_engine(
             optimizer.regroup(cut_buckets(optimizer.parameters, optimizer.bucket_elements or size))
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 
+    engine.weights = None
     if is_zero3(engine):  # DeepSpeed puts partitions into the optimizer's groups only during a step
         optimizer.adopt(engine.optimizer.fp32_partitioned_groups_flat)
         engine.gradients = Zero3Gradients(engine)
     elif optimizer.is_partitioned:
-        engine.gradients = GradientSums(engine, optimizer, partitioned_buckets(engine.optimizer))
+        engine.weights = _guarded_gathers(model, optimizer, engine.optimizer)
+        buckets = partitioned_buckets(engine.optimizer)
+        engine.gradients = GradientSums(engine, optimizer, buckets, engine.weights)
     else:
-        whole = whole_buckets(cut_buckets(optimizer.parameters, size))
-        engine.gradients = GradientSums(engine, optimizer, whole)
+        buckets = whole_buckets(cut_buckets(optimizer.parameters, size))
+        engine.gradients = GradientSums(engine, optimizer, buckets)
     check_partitions(engine, optimizer, ranks)
     return engine
+
+
+def _guarded_gathers(model: Module, optimizer: ShardedOptimizer, zero: Any) -> WeightGathers:
+    """Returns what gathers a model's weights under ZeRO-1 and 2, for which its blocks then wait.
+
+    Args:
+        model: The model. If it is not BERT with its pretraining heads, it has no blocks: a forward
+            pass then waits for all weights.
+        optimizer: The optimizer of the model.
+        zero: DeepSpeed's optimizer of ZeRO-1 and 2.
+    """
+    gathers = WeightGathers(optimizer, zero.bit16_groups, zero.bit16_groups_flat)
+    gathers.guard(model, model.blocks() if isinstance(model, BertForPreTraining) else [])
+    return gathers
+
+
+def current_model(engine: Any) -> Any:
+    """Returns the model of an engine, when the weights of the last update have arrived.
+
+    After a step, weights of other ranks may still be on their way, and their memory then holds
+    anything. So everything but the next step takes the model from here, never from the engine.
+    """
+    if engine.weights is not None:
+        engine.weights.finish()
+    return engine.module
 
 
 def bucket_sizes(model: Module) -> dict[str, int]:
@@ -103,13 +135,14 @@ def iterate_weights(engine: Any, ranks: Ranks) -> Iterator[tuple[str, Tensor]]:
     ZeRO-3 the memory of a weight is freed when the iteration goes on, so a caller that keeps the
     weight has to copy it.
     """
+    model = current_model(engine)
     if not is_zero3(engine):
         if ranks.rank == 0:
-            yield from engine.module.state_dict().items()
+            yield from model.state_dict().items()
         return
     import deepspeed
 
-    for name, parameter in engine.module.named_parameters():
+    for name, parameter in model.named_parameters():
         with deepspeed.zero.GatheredParameters([parameter]):
             if ranks.rank == 0:
                 yield name, parameter.detach()
@@ -130,7 +163,8 @@ def refresh_weights(engine: Any, optimizer: ShardedOptimizer) -> None:
         if zero.persistent_parameters:
             zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
     elif optimizer.is_partitioned:
-        engine.optimizer.update_lp_params()
+        engine.weights.start()
+        engine.weights.finish()
 
 
 @torch.no_grad()
@@ -148,7 +182,7 @@ def check_partitions(engine: Any, optimizer: ShardedOptimizer, ranks: Ranks) -> 
     """
     parameters = {
         name: parameter
-        for name, parameter in engine.module.named_parameters()
+        for name, parameter in current_model(engine).named_parameters()
         if parameter.requires_grad
     }
     covered = torch.zeros(len(parameters), dtype=torch.int64)

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from pipeline.storage.local import make_folder, replace_file
 from pipeline.storage.terminal import say
 from trainer.conversion.export import export_hf, write_export
-from trainer.engine.zero import iterate_weights
+from trainer.engine.zero import current_model, iterate_weights
 from trainer.finetune import results
 from trainer.finetune.batches import Recipe
 from trainer.finetune.prepare import DataFile, Prepared, begin_model, describe_losses, prepare_data
@@ -197,7 +197,8 @@ def train_run(
 
     validation_files = prepared.files["validation"]
     metrics = {
-        file.name: score_file(engine.module, file, prepared, ranks) for file in validation_files
+        file.name: score_file(current_model(engine), file, prepared, ranks)
+        for file in validation_files
     }
     file_name = validation_files[0].name
     metric = prepared.task.main_metric
@@ -356,4 +357,4 @@ def _keep_best(engine: Any, run: results.Run, prepared: Prepared, ranks: Ranks) 
 
     tuned = run["metrics"][prepared.files["validation"][0].name]
     for file in [*prepared.files["validation"], *prepared.files["test"]]:
-        _write_predictions(engine.module, file, prepared, tuned, ranks)
+        _write_predictions(current_model(engine), file, prepared, tuned, ranks)

@@ -8,12 +8,13 @@ and the optimizer's moments) must be as the previous update left them.
 import platform
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed
 from torch import Tensor
-from torch.nn import Module
 
+from trainer.engine.zero import current_model
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.process.ranks import Ranks
 
@@ -32,17 +33,17 @@ class WeightsCheck:
     """Checks the weights every `interval` updates, just before the optimizer's step."""
 
     def __init__(
-        self, model: Module, optimizer: ShardedOptimizer, ranks: Ranks, interval: int
+        self, engine: Any, optimizer: ShardedOptimizer, ranks: Ranks, interval: int
     ) -> None:
         """Registers the check with the optimizer's step.
 
         Args:
-            model: The model that is trained.
-            optimizer: The optimizer of the model.
+            engine: DeepSpeed's engine around the model that is trained.
+            optimizer: The optimizer of the engine.
             ranks: This process and the others of the run.
             interval: Number of updates between two checks; 0 never checks.
         """
-        self._parameters = list(model.parameters())
+        self._engine = engine
         self._optimizer = optimizer
         self._ranks = ranks
         self._interval = interval
@@ -72,7 +73,8 @@ class WeightsCheck:
             return
         has_drifted = self._left is not None and self._left != self._checksum()
         # Under ZeRO-3 no two ranks hold the same weights.
-        bits = 0 if self._optimizer.has_partitioned_weights else int(checksum(self._parameters))
+        is_shared = not self._optimizer.has_partitioned_weights
+        bits = int(checksum(current_model(self._engine).parameters())) if is_shared else 0
         row = torch.tensor([bits, has_drifted], dtype=torch.int64)
         rows = [torch.zeros_like(row) for _ in range(self._ranks.world_size)]
         torch.distributed.all_gather(rows, row, group=self._ranks.counts_group)

@@ -269,6 +269,17 @@ class BertForPreTraining(nn.Module):
         masked_MH = hidden_TH.index_select(0, masked_positions)
         return self.mlm_head(masked_MH, self.bert.embeddings.word.weight), self.nsp_head(pooled_BH)
 
+    def blocks(self) -> list[nn.Module]:
+        """Returns the modules that `forward` calls, in this order.
+
+        Together they have all parameters. A block reads no parameters but its own and those of
+        blocks before it, such as the word embeddings. `compile_model` compiles nothing larger than
+        a block.
+        """
+        bert = self.bert
+        encoder = [bert.embeddings, *bert.layers, bert.final_norm]
+        return [*encoder, bert.pooler, self.mlm_head, self.nsp_head]
+
 
 def masked_lm_sums(logits_MV: Tensor, labels_M: Tensor) -> tuple[Tensor, Tensor]:
     """Sums the losses and the right predictions of the masked language model.

@@ -199,6 +199,8 @@ def train_phase(run: Run) -> None:
             counts,
             nsp_weight,
             must_stop=lambda: run.stop.is_made or run.saver.has_failed,
+            # Validation, checkpoints and checks wait themselves: they call `current_model`.
+            waits_for_weights=False,
         )
         ends = clock.ends(run.position.phase_step + 1, counts.elapsed_seconds)
         run.position = _advance(run.position, ends, counts, rank_step.state)

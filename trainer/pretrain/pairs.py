@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pipeline.storage.secret_values import hide
 from trainer.conversion.names import TOKENIZER
+from trainer.engine.zero import current_model
 from trainer.minimal_pairs.accuracy import PairAccuracies, describe_mean, is_right, summarize
 from trainer.minimal_pairs.read import EQUAL_PAIR, PairSet, read_pairs
 from trainer.minimal_pairs.score import (
@@ -105,7 +106,7 @@ def measure_pairs(
     Returns:
         Columns for metrics.jsonl, and a line of output; the same on every rank.
     """
-    model = engine.module
+    model = current_model(engine)
     model.eval()
 
     def predict(inputs: PackedInputs, positions_M: Tensor) -> Tensor:

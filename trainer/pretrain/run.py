@@ -253,15 +253,13 @@ class _Start:
 
 @dataclass(frozen=True)
 class _Trained:
-    """The model and what trains it.
+    """What trains the model.
 
     Attributes:
-        model: The model.
-        optimizer: Its optimizer.
-        engine: DeepSpeed's engine around both.
+        optimizer: The optimizer of the model.
+        engine: DeepSpeed's engine around the model and the optimizer.
     """
 
-    model: BertForPreTraining
     optimizer: ShardedOptimizer
     engine: Any
 
@@ -322,7 +320,7 @@ def open_run(settings: PretrainSettings, chosen: dict[str, Any], ranks: Ranks) -
         saved=prepared.saved,
         guard=SpikeGuard(safety, position.guard),
         weights_check=WeightsCheck(
-            trained.model, trained.optimizer, ranks, safety.weights_interval
+            trained.engine, trained.optimizer, ranks, safety.weights_interval
         ),
         watchdog=Watchdog(60 * safety.watchdog_minutes, folder.stacks, ranks),
         wait_policy=prepared.wait_policy,
@@ -598,7 +596,7 @@ def _start_training(
     if start.checkpoint is not None:
         load_checkpoint(start.checkpoint, engine, optimizer, ranks)
         progress.say(f"{prepared.folder.path}: continuing after step {start.position.step}")
-    return _Trained(model, optimizer, engine)
+    return _Trained(optimizer, engine)
 
 
 def open_data(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from pipeline.shards.growing import WaitPolicy, wait_for_pass
 from trainer.engine.train_step import forward_sums
+from trainer.engine.zero import current_model
 from trainer.model.bert import name_sums, stack_sums, zero_sums
 from trainer.pretrain.objectives import WITH_NSP, count_text, prepare_micro_batch
 from trainer.process.ranks import Ranks, together
@@ -152,7 +153,7 @@ def validate(engine: Any, validation_set: ValidationSet, ranks: Ranks) -> dict[s
         Columns of metrics.jsonl, the same on every rank: those of `loss_columns`, and those in
         `validation_set.facts`.
     """
-    model = engine.module
+    model = current_model(engine)
     model.eval()
     totals = sum_losses(model, validation_set.micro_batches, ranks.device)
     model.train()
