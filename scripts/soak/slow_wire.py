@@ -3,13 +3,13 @@
     python -m scripts.soak.slow_wire --output scripts/soak/results/DATE-slow-wire-COMMIT.json
 
 The nodes are two network namespaces, and tc limits what each of them sends (`--rate`). Every case
-trains a small model whose gradients take far longer to send than to compute, first over the
-unlimited link, which shows what the machine takes for all else, and then over the slow one. The
-seconds of a step are those of metrics.jsonl. Its bytes are what the link counts from the end of the
-first step to the end of the last. `load` is the machine's mean number of processes that run or wait
-for a core, over the last minute of the case. Prints one JSON line; the exit code is 1 if the
-seconds of a case differ by more than 15 % from the plan. Linux and root only; needs iproute2 and
-the kernel with tbf. The namespaces and a temporary folder are removed at the end.
+trains a small model whose gradients take longer to send than to compute, first over the unlimited
+link, which shows what the machine takes for all else, and then over the slow one. The seconds of a
+step are those of metrics.jsonl. Its bytes are what the link counts from the end of the first step
+to the end of the last. `load` is the machine's mean number of processes that run or wait for a
+core, over the last minute of the case. Prints one JSON line; the exit code is 1 if the seconds of a
+case differ by more than 15 % from the plan. Linux and root only; needs iproute2 and the kernel with
+tbf. The namespaces and a temporary folder are removed at the end.
 
 `alone` tells what the link does without a trainer (wire_alone.py): the share of its rate that plain
 sockets and Gloo reach. The plan takes that share to be `RATE_SHARE`. Two things can make it less:
@@ -32,14 +32,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from scripts.checkout import ROOT, describe_soak, make_parser
-from trainer.preflight.communication import parse_link
+from trainer.engine.deepspeed_config import BUCKET_ELEMENTS
+from trainer.preflight.communication import count_traffic, parse_link, time_step
 
 LINK = "bertwire"
 ADDRESS = "10.78.0.1"
@@ -53,15 +54,53 @@ LIMIT_SECONDS = 900
 TOLERANCE = 0.15
 SEQ_LEN = 16
 MODEL = {"num_layers": 2, "hidden_size": 256, "num_heads": 4, "intermediate_size": 1_024}
-ONE = {"micro_tokens": 64}
-THREE = {"micro_tokens": 22}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Settings of a run.
+
+    Attributes:
+        precision: Number format of the weights.
+        zero_stage: ZeRO stage, 0 to 2.
+        micro_tokens: The most tokens of a micro-batch.
+        global_batch: Instances of a step; each has 8 to 16 tokens.
+        bucket_elements: The most elements of a bucket.
+        waits_for_weights: Whether every step waits until all its weights have arrived
+            (waiting_run.py), to measure what it saves that they travel while the next one begins.
+    """
+
+    precision: str
+    zero_stage: int
+    micro_tokens: int = 64
+    global_batch: int = 8
+    bucket_elements: int = BUCKET_ELEMENTS
+    waits_for_weights: bool = False
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that `pretrain` and `plan` have in common."""
+        names = ("precision", "zero_stage", "micro_tokens")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def phase(self) -> dict[str, Any]:
+        """The settings of the one phase of the run."""
+        batch = self.global_batch
+        return {"seq_len": SEQ_LEN, "global_batch": batch, "steps": STEPS, "peak_lr": 1e-3}
+
+
+SEVERAL_BUCKETS = Case("fp32", 1, 8_192, 400, bucket_elements=2**18)
+"""Its arithmetic takes about as long as its messages."""
 CASES = [
-    {"precision": "fp32", "zero_stage": 0, **ONE},
-    {"precision": "fp32", "zero_stage": 1, **ONE},
-    {"precision": "bf16", "zero_stage": 1, **ONE},
-    {"precision": "bf16", "zero_stage": 2, **THREE},
+    Case("fp32", 0),
+    Case("fp32", 1),
+    Case("bf16", 1),
+    Case("bf16", 2, micro_tokens=22),
+    SEVERAL_BUCKETS,
+    replace(SEVERAL_BUCKETS, waits_for_weights=True),
 ]
-"""Settings of the runs. A rank's share of a step is at most 64 tokens, in 1 or 3 micro-batches."""
+"""In the first four a rank has at most 64 tokens a step, in 1 or 3 micro-batches."""
 
 
 def main() -> int:
@@ -136,7 +175,7 @@ def measure_link(nodes: list[str], rate: str) -> dict[str, list[float]]:
 
 
 def measure_case(
-    folder: Path, nodes: list[str], rate: str, number: int, case: dict[str, Any]
+    folder: Path, nodes: list[str], rate: str, number: int, case: Case
 ) -> dict[str, Any]:
     """Trains, and compares the steps after the first one with their plan.
 
@@ -156,7 +195,7 @@ def measure_case(
     seconds = seconds_of_step(output)
     planned = plan_case(folder, rate, case, computing)
     return {
-        **case,
+        **asdict(case),
         "computing_seconds": round(computing, 3),
         "planned_seconds": round(planned["seconds"], 3),
         "measured_seconds": round(seconds, 3),
@@ -181,47 +220,56 @@ def train_rows(output: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row["split"] == "train"]
 
 
-def plan_case(folder: Path, rate: str, case: dict[str, Any], computing: float) -> dict[str, float]:
+def plan_case(folder: Path, rate: str, case: Case, computing: float) -> dict[str, float]:
     """Returns the seconds, and the bytes that a rank sends, in a step by `trainer plan`.
 
     Args:
         folder: The folder with the dataset.
         rate: The rate of the link.
         case: Settings of the runs.
-        computing: Seconds of a step over the unlimited link.
+        computing: Seconds of a step over the unlimited link, which count as arithmetic.
     """
     from trainer.model.config import ModelSettings
-    from trainer.preflight.plan import plan_phases
+    from trainer.preflight.plan import plan_phases, wire_of
     from trainer.preflight.settings import PlanSettings
     from trainer.settings import Phase
     from trainer.stream.order.source import open_mixture
 
-    phase = Phase(**phase_settings())
     settings = PlanSettings(
         data=[str(folder / "data")],
-        phases=[phase],
+        phases=[Phase(**case.phase)],
         model=ModelSettings("tiny", MODEL),
         world_size=2,
         node_size=1,
         link=rate,
         gpu="cpu",
-        peak_tflops=1.0,
-        **case,
+        peak_tflops=1.0,  # not used: the seconds of arithmetic are measured
+        **case.settings,
     )
     mixture = open_mixture(settings.data, None)
     config = settings.model_config(mixture[0].dataset.manifest.vocab_size)
     [plan] = plan_phases(settings, config, mixture)
-    reached = plan.step.computing / computing
-    [plan] = plan_phases(replace(settings, peak_tflops=reached), config, mixture)
-    return {"seconds": plan.step.seconds, "bytes": plan.traffic.total_bytes}
+    micro_batches = plan.micro_batches
+    traffic = count_traffic(
+        config,
+        case.zero_stage,
+        case.precision,
+        2,
+        micro_batches,
+        by_gloo=True,
+        bucket_size=case.bucket_elements,
+    )
+    wire = wire_of(settings)
+    seconds = time_step(traffic, wire, computing, micro_batches).seconds
+    if case.waits_for_weights:
+        gradients = replace(traffic, weight_bytes=0.0, weight_trips=0)
+        weights = replace(traffic, gradient_bytes=0.0, gradient_trips=0)
+        seconds = time_step(gradients, wire, computing, micro_batches).seconds
+        seconds += time_step(weights, wire, 0.0, 1).wire
+    return {"seconds": seconds, "bytes": traffic.total_bytes}
 
 
-def phase_settings() -> dict[str, Any]:
-    """Returns the settings of the one phase of a run."""
-    return {"seq_len": SEQ_LEN, "global_batch": 8, "steps": STEPS, "peak_lr": 1e-3}
-
-
-def train(folder: Path, nodes: list[str], output: Path, case: dict[str, Any]) -> dict[int, int]:
+def train(folder: Path, nodes: list[str], output: Path, case: Case) -> dict[int, int]:
     """Trains with one rank on each node.
 
     Returns:
@@ -230,9 +278,12 @@ def train(folder: Path, nodes: list[str], output: Path, case: dict[str, Any]) ->
     Raises:
         RuntimeError: A rank failed; the message has the end of its output.
     """
+    buckets = {"zero_optimization": {"reduce_bucket_size": case.bucket_elements}}
+    Path(f"{output}.json").write_text(json.dumps(buckets))
     config = {
-        **case,
-        "phases": [phase_settings()],
+        **case.settings,
+        "phases": [case.phase],
+        "deepspeed": f"{output}.json",
         "model": {"preset": "tiny", "overrides": MODEL},
         "validation": {"interval": 0},
         "checkpoint": {"interval": 0},
@@ -245,10 +296,13 @@ def train(folder: Path, nodes: list[str], output: Path, case: dict[str, Any]) ->
         address = ["--master_addr", ADDRESS, "--master_port", str(PORT)]
         place = ["--nnodes", "2", "--nproc_per_node", "1", "--node_rank", str(rank), *address]
         command = ["ip", "netns", "exec", node, sys.executable, "-m", "torch.distributed.run"]
+        program = [f"{ROOT}/scripts/soak/waiting_run.py"]
+        if not case.waits_for_weights:
+            program = ["-m", "trainer"]
         flags = ["--config", f"{output}.yaml", "--data", f"{folder}/data", "--output", str(output)]
         with Path(f"{output}-{rank}.log").open("w") as log:
             process = subprocess.Popen(
-                [*command, *place, "-m", "trainer", "pretrain", *flags],
+                [*command, *place, *program, "pretrain", *flags],
                 cwd=folder,
                 env=environment(),
                 stdout=log,

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 
 import pytest
@@ -138,26 +139,57 @@ def test_a_single_rank_sends_nothing():
     assert time_step(count_traffic(CONFIG, 1, "bf16", 1, 1), wire, 2.0, 1) == StepTime(2.0)
 
 
-def test_gradients_hide_behind_the_last_backward_pass():
-    # 4 GB and 2 GB at 1 GB/s; 4 trips of 0.1 s carry 4 buckets of gradients, and 2 carry weights.
+def test_weights_hide_behind_the_first_forward_pass():
+    # 4 GB at 1 GB/s and 4 trips of 0.1 s; nothing else is sent.
     wire = Wire(2, 2, 1e9, 0.1, "")
-    traffic = Traffic(4e9, 2e9, 4, 2, 0.25, overlaps=True)
+    traffic = Traffic(0.0, 4e9, 0, 4, 0.25, overlaps=True)
+    assert time_step(replace(traffic, overlaps=False), wire, 3.0, 1).hidden == 0.0
+    # A third of 3 s is a forward pass.
+    assert time_step(traffic, wire, 3.0, 1).hidden == pytest.approx(1.0)
+    assert time_step(traffic, wire, 3.0, 1).seconds == pytest.approx(6.4)
+    # Of three micro-batches only the first one hides anything.
+    assert time_step(traffic, wire, 3.0, 3).hidden == pytest.approx(1 / 3)
+    # If layers are computed again, the forward pass is a quarter.
+    assert time_step(traffic, wire, 3.0, 1, recomputes=True).hidden == pytest.approx(0.75)
+    # The first of four buckets, 1.1 s, has nothing to hide behind.
+    assert time_step(traffic, wire, 30.0, 1).hidden == pytest.approx(3.3)
+
+
+def test_the_size_of_buckets_can_be_chosen():
+    traffic = count_traffic(preset("tiny"), 1, "fp32", 2, 1, bucket_size=SIZE)
+    assert not traffic.overlaps
+    several = count_traffic(CONFIG, 1, "fp32", 2, 1, bucket_size=math.ceil(SIZE / 4))
+    assert several.overlaps
+    assert (several.gradient_trips, several.weight_trips) == (4, 4)
+    assert several.last_share == pytest.approx(1 / 4)
+
+
+def test_gradients_hide_behind_the_last_backward_pass():
+    # 4 GB at 1 GB/s; 4 trips of 0.1 s carry 4 buckets of gradients. Nothing else is sent.
+    wire = Wire(2, 2, 1e9, 0.1, "")
+    traffic = Traffic(4e9, 0.0, 4, 0, 0.25, overlaps=True)
     shown = time_step(replace(traffic, overlaps=False), wire, 3.0, 1)
     assert (shown.wire, shown.hidden, shown.seconds) == (
-        pytest.approx(6.6),
+        pytest.approx(4.4),
         0.0,
-        pytest.approx(9.6),
+        pytest.approx(7.4),
     )
     # Two thirds of 3 s are a backward pass.
     hidden = time_step(traffic, wire, 3.0, 1)
-    assert (hidden.wire, hidden.hidden) == (pytest.approx(6.6), pytest.approx(2.0))
-    assert hidden.seconds == pytest.approx(7.6)
-    assert hidden.waiting_share == pytest.approx(4.6 / 7.6)
+    assert (hidden.wire, hidden.hidden) == (pytest.approx(4.4), pytest.approx(2.0))
+    assert hidden.seconds == pytest.approx(5.4)
+    assert hidden.waiting_share == pytest.approx(2.4 / 5.4)
     # Of three micro-batches only the last one hides anything.
     assert time_step(traffic, wire, 3.0, 3).hidden == pytest.approx(2 / 3)
     assert time_step(traffic, wire, 3.0, 1, recomputes=True).hidden == pytest.approx(2.25)
     # The last of four buckets, 1.1 s, has nothing to hide behind.
     assert time_step(traffic, wire, 30.0, 1).hidden == pytest.approx(3.3)
+
+
+def test_gradients_and_weights_hide_behind_one_pass_each():
+    wire = Wire(2, 2, 1e9, 0.1, "")
+    both = time_step(Traffic(4e9, 2e9, 4, 2, 0.25, overlaps=True), wire, 3.0, 1)
+    assert (both.wire, both.hidden) == (pytest.approx(6.6), pytest.approx(3.0))
 
 
 def test_hours_stop_falling_where_the_wire_is_the_limit():
@@ -186,18 +218,18 @@ def test_the_batch_that_uses_the_gpus_is_the_smallest(changes):
 
 
 def test_all_larger_batches_use_the_gpus_too():
-    """65 instances of 512 tokens begin a fifth micro-batch, so that a rank waits longer again."""
+    """33 instances of 512 tokens begin a third micro-batch, so that a rank waits longer again."""
     settings = settings_of(world_size=16, link="400gbe", micro_tokens=8_192)
     phase = replace(settings.phases[0], seq_len=512)
     full = Lengths(512, 512**2, 76.8)
     shares = {}
-    for instances in range(50, 300):
+    for instances in range(32, 300):
         batch = replace(phase, global_batch=16 * instances)
         shares[instances] = time_phase_step(batch, CONFIG, full, settings).waiting_share
-    assert find_used_batch(phase, CONFIG, full, settings) == 16 * 72
-    assert min(shares[instances] for instances in range(65, 72)) >= 0.1
-    assert shares[64] < 0.1
-    assert max(shares[instances] for instances in range(72, 300)) < 0.1
+    assert find_used_batch(phase, CONFIG, full, settings) == 16 * 40
+    assert min(shares[instances] for instances in range(33, 40)) >= 0.1
+    assert shares[32] < 0.1
+    assert max(shares[instances] for instances in range(40, 300)) < 0.1
 
 
 def test_precisions_have_rates_of_their_own():

@@ -176,9 +176,11 @@ class Traffic:
         weight_bytes: Bytes of weights.
         gradient_trips: Trips around the ring that gradients take.
         weight_trips: Trips around the ring that weights take.
-        last_share: Share of the parameters whose gradients are sent last, when the backward pass is
-            over: those of the bucket that has the word embedding.
-        overlaps: Whether gradients travel while the last backward pass of the step computes.
+        last_share: Share of the parameters in the bucket that has the word embedding. Its gradients
+            are sent last, when the backward pass is over. Its weights are gathered first, before
+            the next forward pass computes.
+        overlaps: Whether gradients travel while the last backward pass of the step computes, and
+            weights while the first forward pass of the next step computes.
     """
 
     gradient_bytes: float
@@ -203,6 +205,7 @@ def count_traffic(
     optimizer: str = "adamw",
     *,
     by_gloo: bool = False,
+    bucket_size: int = BUCKET_ELEMENTS,
 ) -> Traffic:
     """Returns what a rank sends in a step.
 
@@ -219,8 +222,10 @@ def count_traffic(
 
     Parameters are sent in buckets. A bucket that is reduce-scattered or gathered takes one trip
     around the ring, and a bucket that is all-reduced takes two. Under ZeRO-0 to 2 the buckets of
-    gradients travel during the last backward pass (trainer/engine/gradients.py). Muon under ZeRO-1
-    and 2 is the exception: all parameters are one bucket, which travels after that pass.
+    gradients travel during the last backward pass (trainer/engine/gradients.py), and those of
+    weights during the first forward pass of the next step (trainer/engine/weights.py). Muon under
+    ZeRO-1 and 2 is the exception: all parameters are one bucket, which travels between these
+    passes.
 
     Args:
         config: The model.
@@ -230,10 +235,11 @@ def count_traffic(
         micro_batches: Micro-batches of a rank in a step, k.
         optimizer: Name of the optimizer, "adamw", "lamb" or "muon".
         by_gloo: Whether ranks talk by Gloo instead of NCCL.
+        bucket_size: The most elements of a bucket under ZeRO-0 to 2.
     """
     size = num_parameters(config)
     embedding = config.vocab_size * config.hidden_size
-    bucket = BUCKET_ELEMENTS
+    bucket = bucket_size
     if zero_stage == 3:
         bucket = bucket_elements(size, embedding)
     elif zero_stage and optimizer == "muon":
@@ -292,7 +298,9 @@ def time_step(
     Gradients that overlap travel while the backward pass of the last micro-batch computes. This
     pass is two thirds of the micro-batch's arithmetic, or three quarters if layers are computed
     again. The last bucket of gradients cannot overlap, because it is complete only when the pass
-    ends.
+    ends. Weights that overlap travel while the forward pass of the first micro-batch computes,
+    which is the rest of a micro-batch's arithmetic. Their first bucket cannot overlap, because the
+    pass begins with it.
 
     Args:
         traffic: What a rank sends.
@@ -307,8 +315,10 @@ def time_step(
     weights = _seconds(wire, traffic.weight_bytes, traffic.weight_trips)
     hidden = 0.0
     if traffic.overlaps:
-        backward = computing / micro_batches * (3 / 4 if recomputes else 2 / 3)
-        hidden = min(backward, gradients * (1 - traffic.last_share))
+        micro_batch = computing / micro_batches
+        backward = micro_batch * (3 / 4 if recomputes else 2 / 3)
+        share = 1 - traffic.last_share
+        hidden = min(backward, gradients * share) + min(micro_batch - backward, weights * share)
     return StepTime(computing, gradients + weights, hidden)
 
 

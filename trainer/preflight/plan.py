@@ -408,7 +408,11 @@ def _describe_bytes(settings: PlanSettings, num_trained: int, traffic: Traffic) 
     sent = num_trained * (ranks - 1) / ranks
     gradients = f"{traffic.gradient_bytes / sent:g} bytes a parameter of gradients"
     weights = f"{traffic.weight_bytes / sent:g} of weights"
-    when = ", gradients while the last backward pass computes" if traffic.overlaps else ""
+    when = ""
+    if traffic.overlaps:
+        when = ", gradients while the last backward pass computes"
+        if traffic.weight_bytes:
+            when += ", weights while the first forward pass does"
     return f"sent by a rank in phase 1: {gradients} and {weights}, times {ranks - 1}/{ranks}{when}"
 
 
