@@ -1,5 +1,6 @@
 """WriteToWebDataset: shards that depend on the samples alone, and what it refuses."""
 
+import gc
 import hashlib
 import io
 import json
@@ -46,7 +47,12 @@ from pipeline.transforms.shard_plan import (
     to_shard,
     to_size_row,
 )
-from pipeline.transforms.webdataset import WriteToWebDataset, finish_dataset, write_group
+from pipeline.transforms.webdataset import (
+    EncodeSamples,
+    WriteToWebDataset,
+    finish_dataset,
+    write_group,
+)
 from tests.pipeline.test_transforms import IN_MEMORY, run_killed
 
 pytestmark = pytest.mark.processes
@@ -699,6 +705,36 @@ def test_a_shard_is_held_once_beside_its_samples(tmp_path):
     finally:
         tracemalloc.stop()
     assert row[2] < peak < 1.2 * row[2]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_shards": 8}, {"rejects": True}])
+def test_a_worker_keeps_nothing_of_the_samples_that_it_encoded_and_wrote(options, tmp_path):
+    """Encodes and writes ten groups, and counts what Python holds after each."""
+    rule = ShardRule(Folder(str(tmp_path)), "part", 2**28, 9, **options)
+    encoder = EncodeSamples(rule)
+    encoder.setup()
+    content = bytes(2**16)
+    found = [encode_sample({"__key__": str(n), "bin": content}, 2**28) for n in range(90)]
+    rows = group(to_size_row(each, rule) for each in found)
+    plan = plan_shards([plan_range(each, rule) for each in rows], rule)
+    to_group = to_range if rule.num_shards else to_shard
+    groups = group(to_group(each, rule if rule.num_shards else plan) for each in found)
+    assert len(groups) >= 8
+    held = []
+    tracemalloc.start()
+    try:
+        for number, encoded in groups:
+            samples = [decode_sample(each) for each in encoded]
+            again = [each for sample in samples for each in encoder.process(sample)]
+            assert again == encoded
+            written = [*write_group((number, again), plan, rule)]
+            assert all(row[1] <= 9 for row in written)
+            del samples, again, written
+            gc.collect()
+            held.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert held[-1] - held[1] < len(content), held
 
 
 @pytest.mark.parametrize(

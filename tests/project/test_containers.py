@@ -13,6 +13,8 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
+from scripts.clusters.page import read_block
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
@@ -68,6 +70,12 @@ def test_the_worker_has_versions_that_the_package_takes():
     assert Version(python) in SpecifierSet(PROJECT["requires-python"])
     assert f"(Python {python}," in (ROOT / "constraints.txt").read_text().splitlines()[0]
     assert beam == PINS["apache-beam"]
+
+
+def test_workers_return_freed_memory_in_the_image_and_in_the_pool_of_the_page():
+    """Both give glibc the same threshold. The worker pools of tests and benchmarks run the page's."""
+    [threshold] = re.findall(r"^ENV (MALLOC_TRIM_THRESHOLD_=\d+)$", WORKER, re.MULTILINE)
+    assert threshold in read_block("Flink", "worker_pool_main").split()
 
 
 def test_the_trainer_starts_in_its_environment_beside_the_recipes():
