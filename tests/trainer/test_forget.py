@@ -5,6 +5,7 @@ Document n of the datasets here is row n of each shard.
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -193,6 +194,24 @@ def test_a_run_inside_the_old_one_is_refused(place, tmp_path, capsys):
     assert f"{output} is in the folder of {place / 'run'}, which is never changed; give" in said
     assert not output.exists()
     assert not (place / "run" / ".new.unfinished").exists()
+
+
+@pytest.mark.parametrize("url", ["run", "run/up", "link/up", "file://PLACE/run/up", "STORE/up"])
+def test_checkpoints_are_not_uploaded_into_the_old_run(tmp_path, url):
+    """The run is at a path, or in a store, and its folder is spelt in other ways too."""
+    (tmp_path / "run").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    run = "memory://runs/old" if url.startswith("STORE") else str(tmp_path / "run")
+    url = url.replace("PLACE", str(tmp_path)).replace("STORE", run)
+    if "://" not in url:
+        url = str(tmp_path / url)
+    given = ForgetSettings(run, "list", "new", checkpoint_url=url)
+    old = SimpleNamespace(store=CheckpointStore(run))
+    task = _Task(given, None, old, RunFolder(tmp_path / "new"))
+    with pytest.raises(FileExistsError, match=r"is in the folder of .*, which is never changed"):
+        _ = task.is_begun
+    beside = replace(given, checkpoint_url=f"{run}-new")
+    assert not _Task(beside, None, old, task.new).is_begun
 
 
 def test_a_cache_folder_that_is_given_is_that_of_the_new_run():

@@ -5,11 +5,11 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from pipeline.shards.document_list import format_document_list, hash_documents, read_document_list
-from pipeline.storage.folder import parse_storage_options
+from pipeline.storage.folder import Folder, parse_storage_options
 from pipeline.storage.local import replace_file
 from pipeline.storage.terminal import say
 from trainer.checkpoints.store import newest_json
@@ -63,8 +63,8 @@ class _Task:
         """Whether an earlier `forget` of the same run and list has made the new run's folder.
 
         Raises:
-            FileExistsError: The path of the new run holds something else, or is in the folder of
-                the old run.
+            FileExistsError: The path of the new run holds something else. Or this path or the URL
+                of the new checkpoints is in the folder of the old run.
         """
         path = self.new.path
         run = self.old.store.folder
@@ -72,6 +72,12 @@ class _Task:
             raise FileExistsError(
                 f"{path} is in the folder of {self.settings.run}, which is never changed; give"
                 " another --output"
+            )
+        url = self.settings.checkpoint_url
+        if url is not None and _is_inside(Folder(url, self.options), run):
+            raise FileExistsError(
+                f"--checkpoint_url {url} is in the folder of {self.settings.run}, which is never"
+                " changed; give another one"
             )
         if not path.exists() or (path.is_dir() and not any(path.iterdir())):
             return False
@@ -137,6 +143,19 @@ def forget(settings: ForgetSettings, _remainder: object = None) -> int:
     if code == 0 and is_first and task.new.facts.is_file():
         _certify(task)
     return code
+
+
+def _is_inside(inner: Folder, outer: Folder) -> bool:
+    """Returns whether a folder is another one or is below it, at any depth."""
+    if inner.filesystem != outer.filesystem:
+        return False
+    path = _absolute_path(inner)
+    return _absolute_path(outer) in (path, *path.parents)
+
+
+def _absolute_path(folder: Folder) -> PurePosixPath:
+    """Returns the path of a folder, without links if it is local."""
+    return PurePosixPath(folder.local_path().resolve() if folder.is_local else folder.path)
 
 
 def _prepare(task: _Task, ranks: Ranks) -> bool:
