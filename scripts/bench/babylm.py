@@ -15,6 +15,7 @@ phenomenon, CPU-minutes of each stage, the price of all but scoring, root hash, 
 """
 
 import argparse
+import codecs
 import json
 import os
 import resource
@@ -58,14 +59,17 @@ class Stage:
 
 
 def count_words(blocks: Iterable[bytes]) -> int:
-    """Returns the number of words between white space in a text that comes in blocks."""
+    """Returns the number of words between white space in a text in UTF-8 that comes in blocks.
+
+    White space is that of Unicode, as in `wc -w` with a locale of UTF-8.
+    """
     count = 0
-    tail = b""
-    for block in blocks:
-        text = tail + block
+    tail = ""
+    for piece in codecs.iterdecode(blocks, "utf-8"):
+        text = tail + piece
         words = text.split()
         # The last word may go on in the next block.
-        tail = words.pop() if words and not text[-1:].isspace() else b""
+        tail = words.pop() if words and not text[-1:].isspace() else ""
         count += len(words)
     return count + bool(tail)
 
