@@ -12,7 +12,6 @@ import dataclasses
 import hashlib
 from collections.abc import Iterator, Sequence
 from functools import partial
-from pathlib import PurePosixPath
 
 from tqdm import tqdm
 
@@ -97,13 +96,11 @@ def check_output(plan: RedactionPlan, output: Folder) -> bool:
         ValueError: The new dataset is finished there, and has lost a shard since.
     """
     old = plan.dataset.folder
-    if old.filesystem == output.filesystem:
-        places = [_absolute_path(old), _absolute_path(output)]
-        if places[0] in (places[1], *places[1].parents) or places[1] in places[0].parents:
-            raise FileExistsError(
-                f"--output {output.url} is {old.url}, or one of the two is inside the other; give a"
-                " folder elsewhere, as the dataset is not changed"
-            )
+    if old.contains(output) or output.contains(old):
+        raise FileExistsError(
+            f"--output {output.url} is {old.url}, or one of the two is inside the other; give a"
+            " folder elsewhere, as the dataset is not changed"
+        )
     if output.is_file():
         raise FileExistsError(f"--output {output.url} is a file; give a new folder")
     files = output.list()  # a store may not list what was written just now, so it is also asked
@@ -130,12 +127,6 @@ def check_output(plan: RedactionPlan, output: Folder) -> bool:
             f"--output {output.url} holds other files, such as {foreign[0]}; give a new folder"
         )
     return False
-
-
-def _absolute_path(folder: Folder) -> PurePosixPath:
-    """Returns the path of a folder, without links if it is local."""
-    local = folder.local_path().resolve() if folder.is_local else folder.path
-    return PurePosixPath(local)
 
 
 def write_redaction(plan: RedactionPlan, output: Folder) -> Dataset:

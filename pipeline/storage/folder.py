@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 import fsspec
@@ -140,6 +140,20 @@ class Folder:
         """Returns the path of a file, or of the folder itself; the folder must be local."""
         assert self.is_local, f"{self.locate()} is not on a local disk"
         return Path(self._prefix + name)
+
+    def contains(self, other: "Folder") -> bool:
+        """Returns whether another folder is this one or is below it, at any depth.
+
+        Links of a local disk are followed.
+        """
+        if self.filesystem != other.filesystem:
+            return False
+        path = other._real_path()
+        return self._real_path() in (path, *path.parents)
+
+    def _real_path(self) -> PurePosixPath:
+        """Returns the path of the folder on its filesystem, without links if it is local."""
+        return PurePosixPath(self.local_path().resolve() if self.is_local else self.path)
 
     def path_of(self, name: str = "") -> str:
         """Returns the path of a file on the filesystem; with an empty name, the folder's."""

@@ -5,7 +5,7 @@ import secrets
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from pipeline.shards.document_list import format_document_list, hash_documents, read_document_list
@@ -74,7 +74,7 @@ class _Task:
                 " another --output"
             )
         url = self.settings.checkpoint_url
-        if url is not None and _is_inside(Folder(url, self.options), run):
+        if url is not None and run.contains(Folder(url, self.options)):
             raise FileExistsError(
                 f"--checkpoint_url {url} is in the folder of {self.settings.run}, which is never"
                 " changed; give another one"
@@ -143,19 +143,6 @@ def forget(settings: ForgetSettings, _remainder: object = None) -> int:
     if code == 0 and is_first and task.new.facts.is_file():
         _certify(task)
     return code
-
-
-def _is_inside(inner: Folder, outer: Folder) -> bool:
-    """Returns whether a folder is another one or is below it, at any depth."""
-    if inner.filesystem != outer.filesystem:
-        return False
-    path = _absolute_path(inner)
-    return _absolute_path(outer) in (path, *path.parents)
-
-
-def _absolute_path(folder: Folder) -> PurePosixPath:
-    """Returns the path of a folder, without links if it is local."""
-    return PurePosixPath(folder.local_path().resolve() if folder.is_local else folder.path)
 
 
 def _prepare(task: _Task, ranks: Ranks) -> bool:
