@@ -27,9 +27,9 @@ _NO_PLACES = (
 
 # Fields of BuildSettings that the help of a stage leaves out, because the stage does not use them.
 _OF_INSTANCES = (
-    "seq_lens", "passes", "seed", "short_seq_prob", "masked_lm_prob", "max_predictions",
-    "whole_word_masking", "nsp_balance", "num_buckets", "max_unknown", "max_random_next",
-    "validation_fraction", "exchange", "plan",
+    "instances", "seq_lens", "passes", "seed", "short_seq_prob", "masked_lm_prob",
+    "max_predictions", "whole_word_masking", "nsp_balance", "num_buckets", "max_unknown",
+    "max_random_next", "validation_fraction", "exchange", "plan",
 )  # fmt: skip
 _NOT_OF_VOCAB = (
     "language", "near_duplicates", "exclude_documents_of", "task_files", "task_overlap",

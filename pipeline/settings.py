@@ -24,7 +24,10 @@ _OF_INSTANCES = (
     "seed", "short_seq_prob", "masked_lm_prob", "max_predictions", "whole_word_masking",
     "validation_fraction", "num_buckets",
 )  # fmt: skip
-_UNSAID: dict[str, Any] = {"nsp_balance": "reference", "validation_tokens": VALIDATION_TOKENS}
+_UNSAID: dict[str, Any] = {
+    "instances": "segment-pairs", "nsp_balance": "reference",
+    "validation_tokens": VALIDATION_TOKENS,
+}  # fmt: skip
 """Settings that a manifest has only if they differ from these values."""
 
 
@@ -78,12 +81,16 @@ class BuildSettings:
             whole words alone, so that a rare one is [UNK].
 
     Instances:
+        instances: What an instance holds: two segments, of which the second follows the first or is
+            random, as in BERT (segment-pairs); as many sentences of one document as fit, as in
+            RoBERTa (doc-sentences); or one of them, as in BabyBERTa (single-sentence). The last
+            two are for models that are trained with --objective mlm.
         seq_lens: Sequence lengths to build, the most tokens of an instance. A later build may add
             more.
         passes: How often the whole corpus is masked. Epoch e reads pass e modulo passes. A later
             build may add more.
         seed: Random seed of all draws.
-        short_seq_prob: Share of the documents that are cut to a random shorter length.
+        short_seq_prob: Share of the documents whose instances have a random shorter length.
         masked_lm_prob: Share of an instance's tokens that are masked.
         max_predictions: The most masked positions of an instance; null means seq_len x
             masked_lm_prob, rounded up.
@@ -148,6 +155,7 @@ class BuildSettings:
     lower_case: bool = True
     words: Literal["bert", "whitespace"] = "bert"
     vocab_entries: Literal["pieces", "words"] = "pieces"
+    instances: Literal["segment-pairs", "doc-sentences", "single-sentence"] = "segment-pairs"
     seq_lens: list[int] = field(default_factory=lambda: [128])
     passes: int = 5
     seed: int = 12345
@@ -234,6 +242,11 @@ class BuildSettings:
             raise ValueError(
                 "vocab_entries is words and extend is given, which adds pieces of words; give one"
                 " of them"
+            )
+        if self.instances != "segment-pairs" and self.nsp_balance != "reference":
+            raise ValueError(
+                f"nsp_balance is {self.nsp_balance}, and instances of one segment"
+                f" ({self.instances}) have no random second segments; leave nsp_balance out"
             )
         _ = self.word_rule  # raises ValueError if lower_case contradicts words
 
@@ -377,8 +390,9 @@ class BuildSettings:
         from pipeline.tokens.buckets import VALIDATION_RULES
 
         content = self.tokens_content(vocab_sha256)
-        if self.nsp_balance != "reference":
-            content["nsp_balance"] = self.nsp_balance
+        for name in ("instances", "nsp_balance"):
+            if getattr(self, name) != _UNSAID[name]:
+                content[name] = getattr(self, name)
         if len(self.corpus) > 1 or self.weights:
             content["sources"] = [
                 {"name": source.name, "weight": source.millionths / UNIT, **source.reading()}

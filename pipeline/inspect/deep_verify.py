@@ -187,16 +187,16 @@ class DeepCheck:
         little, and a finding says that it differs too much.
         """
         for (split, seq_len), shares in sorted(self.shares.items()):
-            rule = self._rules[seq_len].masking
-            has_all_pairs = not self._is_redacted
-            for what in find_unlikely_shares(shares, rule.vocab_size, has_all_pairs=has_all_pairs):
+            rules = self._rules[seq_len]
+            size = rules.masking.vocab_size
+            has_all_pairs = rules.has_pairs and not self._is_redacted
+            for what in find_unlikely_shares(shares, size, has_all_pairs=has_all_pairs):
                 yield Finding(f"{self._where}, {split} L{seq_len}", what)
 
     def describe(self) -> Iterator[str]:
         """Yields a line about the measured shares of each split and sequence length."""
         for (split, seq_len), shares in sorted(self.shares.items()):
-            rule = self._rules[seq_len].masking
-            yield f"{split} L{seq_len}: {describe_shares(shares, rule.vocab_size)}"
+            yield f"{split} L{seq_len}: {describe_shares(shares, self._rules[seq_len])}"
 
 
 def _first_64_bits(document_id: str) -> np.uint64:

@@ -75,11 +75,16 @@ def format_instance(instance: Mapping[str, Any], places: Mapping[str, str]) -> s
         places: The origin of each document, by its id. A document that is not in the mapping is
             shown without an origin.
     """
-    ids = {"A": instance["document_a"], "B": instance["document_b"]}
+    ids = {"A": instance["document_a"]}
+    segments = [f"  A: {format_segment(instance['a'])}"]
+    label = "one segment"
+    if instance["b"]:
+        ids["B"] = instance["document_b"]
+        segments.append(f"  B: {format_segment(instance['b'])}")
+        label = LABELS[instance["is_random_next"]]
     lines = [
-        f"  A: {format_segment(instance['a'])}",
-        f"  B: {format_segment(instance['b'])}",
-        f"  label: {LABELS[instance['is_random_next']]}; documents {ids['A']} / {ids['B']};"
+        *segments,
+        f"  label: {label}; documents {' / '.join(ids.values())};"
         f" {instance['tokens']} tokens, {instance['masked']} masked",
         *(
             f"  {name} is from {places[document_id]}"
@@ -120,7 +125,8 @@ def describe_instance(block: Block, vocabulary: Vocabulary) -> dict[str, Any]:
         vocabulary: The dataset's vocabulary.
 
     Returns:
-        A mapping with the keys `a` and `b` for the segments, each as `_split_at_masks` returns it;
+        A mapping with the keys `a` and `b` for the segments, each as `_split_at_masks` returns it,
+        and `b` empty if there is one segment;
         `is_random_next`; `document_a` and `document_b`, the first 64 bits of the documents' ids in
         hex; and `tokens` and `masked`, the numbers of tokens and of masked positions.
     """

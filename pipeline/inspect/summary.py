@@ -13,6 +13,7 @@ from pipeline.inspect.mixture import find_unused, format_mixture, measure_mixtur
 from pipeline.inspect.validation import measure_validation
 from pipeline.pages.render import render
 from pipeline.shards.dataset import Dataset
+from pipeline.shards.instance_kind import has_pairs
 from pipeline.shards.manifest import named_damage, open_parquet, pass_folder
 from pipeline.shards.records import Group, json_bytes
 from pipeline.shards.redactions import describe_redactions
@@ -174,12 +175,13 @@ def _summarize_group(dataset: Dataset, group: Group) -> dict[str, Any]:
 
     Mean length and shares are from the manifest. Other numbers are from a sample of instances.
     """
+    pairs = has_pairs(dataset.manifest.settings)
     shown = {"mask": group.masked_as_mask, "kept": group.masked_kept}
     shown["random"] = group.masked - sum(shown.values())
     return {
         "mean_length": round(group.tokens / max(1, group.instances), 2),
         "fill": share(group.tokens, group.instances * group.seq_len),
-        "random_next_share": share(group.random_next, group.instances),
+        "random_next_share": share(group.random_next, group.instances) if pairs else None,
         "masked_share": share(group.masked, group.tokens),
         "mask_shares": {name: share(count, group.masked) for name, count in shown.items()},
         **measure_group(dataset, group),
@@ -243,6 +245,7 @@ def _read_sources(dataset: Dataset) -> list[dict[str, Any]] | None:
 def _format_group(group: dict[str, Any]) -> list[str]:
     """Returns the lines of text about one split and sequence length."""
     sample = group["sample"]
+    random_next = group["random_next_share"]
     quantiles = group["lengths"]["quantiles"]
     shares = ", ".join(f"{kind} {share:.1%}" for kind, share in group["mask_shares"].items())
     lengths = ", ".join(f"{name} <= {length}" for name, length in quantiles.items())
@@ -251,8 +254,8 @@ def _format_group(group: dict[str, Any]) -> list[str]:
         f"  {group['instances']:,} instances, {group['tokens']:,} tokens,"
         f" {group['masked']:,} masked ({group['masked_share']:.2%});"
         f" {group['passes']} pass(es), {group['shards']} shard(s)",
-        f"  mean length {group['mean_length']} (fill {group['fill']:.1%}),"
-        f" random next {group['random_next_share']:.1%}",
+        f"  mean length {group['mean_length']} (fill {group['fill']:.1%})"
+        + ("" if random_next is None else f", random next {random_next:.1%}"),
         f"  at masked positions: {shares}",
         f"  sampled: {sample['blocks']:,} of {sample['of_blocks']:,} blocks,"
         f" {sample['instances']:,} instances; lengths: {lengths}",

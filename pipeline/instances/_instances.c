@@ -201,6 +201,8 @@ static bool gather(const Py_buffer *tokens, const Py_buffer *spans, const char *
     char *to = out->buf, *end = to + out->len;
     for (Py_ssize_t left = spans->len / 16; left > 0; left--, span += 2) {
         bool is_a = left % 2 == 0;
+        if (!is_a && span[0] == span[1]) /* there is no B */
+            continue;
         if (span[0] < 0 || span[0] > span[1] || span[1] > num_tokens
             || (end - to) / width < span[1] - span[0] + 1 + is_a)
             return false;

@@ -2,9 +2,10 @@
 
 A bucket is a share of the documents of a dataset. Its documents are sorted by their ids, and copies
 are dropped. Then sentence pairs are made and shuffled. At this point a pair is only two spans, the
-first and the last token of each segment in the bucket's tokens. Last, the tokens of the pairs are
-copied into instances and masked, for 16 blocks at a time, which are called a mask group. So memory
-holds the tokens of the bucket and one mask group, but never all instances.
+first and the last token of each segment in the bucket's tokens. An instance of one segment is a
+pair with an empty B. Last, the tokens of the pairs are copied into instances and masked, for 16
+blocks at a time, which are called a mask group. So memory holds the tokens of the bucket and one
+mask group, but never all instances.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,8 +19,10 @@ from pipeline.documents.source import MAX_SOURCES
 from pipeline.documents.sources import choose_uses
 from pipeline.instances.masking import GroupDraws, MaskingRule, mask_instances
 from pipeline.instances.pairs import NspBalance, Pairs, gather_pairs, make_pairs
+from pipeline.instances.single_segments import cut_segments
 from pipeline.seeds import permutation, seed_for
 from pipeline.shards.block import Block, block_instances
+from pipeline.shards.instance_kind import SEGMENT_PAIRS, InstanceKind
 from pipeline.tokens.token_parts import TokenizedDocument
 
 BLOCKS_PER_MASK_GROUP = 16
@@ -31,15 +34,16 @@ class InstanceRule:
     """The rule by which the instances of one length are made.
 
     Attributes:
-        seq_len: The most tokens an instance may have, the three special ones included.
+        seq_len: The most tokens an instance may have, the special ones included.
         seed: The seed of the whole dataset.
         short_seq_prob: The share of documents whose instances have a shorter target length, drawn
             at random.
         cls_id: The id of [CLS].
         sep_id: The id of [SEP].
         masking: The rule by which instances are masked.
-        nsp_balance: "reference" draws a random B as often as google-research/bert, "exact" for half
-            of the instances.
+        kind: What an instance holds: a pair of segments, or one segment.
+        nsp_balance: How often a pair has a random B: "reference" as google-research/bert,
+            "exact" half of the pairs.
         weights: For each source, how often a pass uses one of its documents, in millionths: with
             500,000 half of the documents are used, with 2,000,000 each is used twice. Empty if each
             document is used once.
@@ -51,6 +55,7 @@ class InstanceRule:
     cls_id: int
     sep_id: int
     masking: MaskingRule
+    kind: InstanceKind = SEGMENT_PAIRS
     nsp_balance: NspBalance = "reference"
     weights: tuple[int, ...] = ()
 
@@ -217,15 +222,13 @@ def _shuffled_pairs(
         ]
 
     purpose = f"pairs-L{rule.seq_len}"
-    pairs = make_pairs(
-        documents.sentence_lengths,
-        documents.sentence_offsets,
-        [seed_for(rule.seed, purpose, pass_index, name) for name in names],
-        rule.seq_len,
-        rule.short_seq_prob,
-        rule.nsp_balance,
-        rows,
-    )
+    seeds = [seed_for(rule.seed, purpose, pass_index, name) for name in names]
+    sentences = documents.sentence_lengths, documents.sentence_offsets
+    short = rule.short_seq_prob
+    if rule.kind == SEGMENT_PAIRS:
+        pairs = make_pairs(*sentences, seeds, rule.seq_len, short, rule.nsp_balance, rows)
+    else:
+        pairs = cut_segments(*sentences, seeds, rule.seq_len, rule.kind, short, rows)
     shuffle_seed = seed_for(rule.seed, f"shuffle-L{rule.seq_len}", pass_index, bucket_name)
     return pairs.take(permutation(len(pairs), Random(shuffle_seed)))
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.instances.pairs import NUM_SPECIAL_TOKENS, loops
+from pipeline.instances.pairs import loops
 from pipeline.seeds import Words, random_words, words_at
 
 _GRID_ROWS = 1024  # instances that share a seed; with another number a seed gives other masks
@@ -210,7 +210,7 @@ def mask_instances(
     rule: MaskingRule,
     draws: Draws,
 ) -> MaskedInstances:
-    """Masks N packed instances [CLS] A [SEP] B [SEP] (docs/parity.md, section 2).
+    """Masks N packed instances [CLS] A [SEP] B [SEP] or [CLS] A [SEP] (docs/parity.md, section 2).
 
     Args:
         input_ids: [T] tokens of all instances end to end; changed in place.
@@ -219,7 +219,7 @@ def mask_instances(
         rule: The rule by which instances are masked.
         draws: The random draws.
     """
-    counts = count_predictions(np.diff(offsets), rule)
+    counts = count_predictions(np.diff(offsets), segment_a_length, rule)
     if rule.is_continuation is None:
         chosen_M = _choose_tokens(offsets, segment_a_length, counts, draws)
     else:
@@ -233,7 +233,9 @@ def mask_instances(
     return MaskedInstances(input_ids, positions_M.astype(np.uint16), masked_lm_ids, masked_offsets)
 
 
-def count_predictions(lengths: npt.NDArray[np.integer], rule: MaskingRule) -> npt.NDArray[np.int64]:
+def count_predictions(
+    lengths: npt.NDArray[np.integer], segment_a_length: npt.NDArray[np.integer], rule: MaskingRule
+) -> npt.NDArray[np.int64]:
     """Returns the number of positions to mask in each instance: [N] (docs/parity.md 2.3).
 
     The number is the instance's length times masked_lm_prob, rounded; a half is rounded to the even
@@ -243,10 +245,12 @@ def count_predictions(lengths: npt.NDArray[np.integer], rule: MaskingRule) -> np
 
     Args:
         lengths: [N] the number of tokens of each instance.
+        segment_a_length: [N] the number of tokens of [CLS] A [SEP].
         rule: The rule by which instances are masked.
     """
     counts = np.rint(lengths * rule.masked_lm_prob)
-    most = np.minimum(lengths - NUM_SPECIAL_TOKENS, rule.max_predictions)
+    num_specials = np.where(segment_a_length < lengths, 3, 2)
+    most = np.minimum(lengths - num_specials, rule.max_predictions)
     clipped: npt.NDArray[np.int64] = np.clip(counts, 1, most).astype(np.int64)
     return clipped
 

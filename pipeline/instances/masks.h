@@ -10,7 +10,7 @@
 /* N packed instances, and the seeds of their keys (`Keys` in masking.py). */
 typedef struct {
     const int64_t *offsets;           /* [N + 1] first token of each instance */
-    const uint16_t *segment_a_length; /* [N] tokens of [CLS] A [SEP] */
+    const uint16_t *segment_a_length; /* [N] tokens of [CLS] A [SEP], without B all of them */
     const int64_t *counts;            /* [N] number of positions to mask */
     const uint64_t *seeds;            /* [N] */
     const uint64_t *firsts;           /* [N] number of the seed's key that is the first token's */
@@ -33,19 +33,21 @@ static bool is_instance(const mask_rows *rows, int64_t n)
     if (start < 0 || end < start) /* checked first, as the difference may overflow */
         return false;
     int64_t length = end - start, a_length = rows->segment_a_length[n];
-    return length > 3 && length <= MAX_INSTANCE_TOKENS && a_length > 1 && a_length < length
-           && rows->counts[n] > 0 && rows->counts[n] <= length - 3 && rows->position_bits[n] <= 16
+    int64_t num_specials = a_length < length ? 3 : 2;
+    return length > num_specials && length <= MAX_INSTANCE_TOKENS && a_length > 1
+           && a_length <= length && rows->counts[n] > 0
+           && rows->counts[n] <= length - num_specials && rows->position_bits[n] <= 16
            && (length - 1) >> rows->position_bits[n] == 0;
 }
 
 /* Returns a limit for which exactly `count` of the keys are smaller.
  *
- * All keys differ, except that several may be the greatest number. The limit is searched for by
- * interpolation, because keys are spread almost evenly. */
-static uint32_t find_limit(const uint32_t *keys, uint32_t length, uint32_t count)
+ * Of the keys, `num_real` differ and are smaller than the greatest number, which the others are.
+ * The limit is searched for by interpolation, because keys are spread almost evenly. */
+static uint32_t find_limit(const uint32_t *keys, uint32_t length, uint32_t num_real, uint32_t count)
 {
     uint64_t low = 0, high = UINT32_MAX;
-    uint32_t below_low = 0, below_high = length - 1;
+    uint32_t below_low = 0, below_high = num_real;
     for (int tries = 1; below_high != count; tries++) {
         uint64_t step = (high - low) * (count - below_low) / (below_high - below_low);
         uint64_t limit = low + (tries % 4 == 0 ? (high - low) / 2 : step ? step : 1);
@@ -78,7 +80,8 @@ static int64_t *choose_in(const mask_rows *rows, int64_t n, uint32_t *keys, int6
     for (int bits = rows->position_bits[n]; --position;)
         keys[position] = keys[position] >> bits << bits | (uint32_t)position;
     keys[separator] = keys[0] = UINT32_MAX; /* specials are not chosen */
-    uint32_t limit = find_limit(keys + 1, (uint32_t)last - 1, (uint32_t)count);
+    uint32_t inside = (uint32_t)last - 1, num_real = inside - (separator < last);
+    uint32_t limit = find_limit(keys + 1, inside, num_real, (uint32_t)count);
     for (position = 1; position < last; position++) {
         *chosen = start + position;
         chosen += keys[position] < limit;

@@ -43,6 +43,8 @@ _FREE_PAIRS = 64  # docs/parity.md 5; with it the share of one-sentence chunks g
 class Pairs:
     """N pairs of segments, as spans of the tokens of a bucket's documents laid end to end.
 
+    Instances of one segment are pairs with an empty B, whose document is that of A.
+
     Attributes:
         document_a: [N] the index of the document that A is from.
         a_start: [N] the index of the first token of A.
@@ -72,6 +74,8 @@ class Pairs:
 class PackedPairs(NamedTuple):
     """N instances [CLS] A [SEP] B [SEP] end to end, without padding and not masked yet.
 
+    An instance of one segment is [CLS] A [SEP].
+
     Attributes:
         input_ids: [T] the tokens of all instances.
         offsets: [N + 1] the index of the first token of each instance, and T at the end.
@@ -86,7 +90,7 @@ class PackedPairs(NamedTuple):
 def gather_pairs(
     tokens: npt.NDArray[np.unsignedinteger], pairs: Pairs, cls_id: int, sep_id: int
 ) -> PackedPairs:
-    """Copies the tokens of pairs into instances [CLS] A [SEP] B [SEP].
+    """Copies the tokens of pairs into instances [CLS] A [SEP] B [SEP], or [CLS] A [SEP] without B.
 
     Args:
         tokens: The tokens of the bucket's documents, end to end.
@@ -96,7 +100,8 @@ def gather_pairs(
     """
     a_length = pairs.a_stop - pairs.a_start
     b_length = pairs.b_stop - pairs.b_start
-    offsets = np.append(0, np.cumsum(a_length + b_length + NUM_SPECIAL_TOKENS))
+    second = np.where(b_length > 0, b_length + 1, 0)  # B [SEP]
+    offsets = np.append(0, np.cumsum(a_length + 2 + second))
     specials = np.array([cls_id, sep_id], tokens.dtype)
     input_ids = np.empty(offsets[-1], tokens.dtype)
     spans = np.stack([pairs.a_start, pairs.a_stop, pairs.b_start, pairs.b_stop], axis=1)
@@ -105,7 +110,9 @@ def gather_pairs(
     else:
         cls = specials[:1]
         sep = specials[1:]
-        parts = ((cls, tokens[a:b], sep, tokens[c:d], sep) for a, b, c, d in spans.tolist())
+        parts = (
+            (cls, tokens[a:b], sep, tokens[c:d], sep[: d - c]) for a, b, c, d in spans.tolist()
+        )
         np.concatenate([input_ids[:0], *chain.from_iterable(parts)], out=input_ids)
     return PackedPairs(input_ids, offsets, (a_length + 2).astype(np.uint16))
 
@@ -228,7 +235,7 @@ def make_pairs(
     max_tokens = seq_len - NUM_SPECIAL_TOKENS
     assert max_tokens > 1, f"{seq_len} tokens leave no room for two segments"
 
-    bounds = _find_bounds(sentence_lengths, sentence_offsets)
+    bounds = find_bounds(sentence_lengths, sentence_offsets)
     token_counts = np.diff(bounds[sentence_offsets])
     balanced_tokens = int(token_counts[rows].sum()) if nsp_balance == "exact" else None
     if loops:
@@ -291,7 +298,7 @@ def _pair_compiled(
     return Pairs(*(column[:count] for column in columns))
 
 
-def _find_bounds(
+def find_bounds(
     sentence_lengths: npt.NDArray[np.integer], sentence_offsets: npt.NDArray[np.integer]
 ) -> npt.NDArray[np.int64]:
     """Returns the first token of each sentence, and at the end the number of tokens: [S + 1]."""

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.instances.masking import SETTINGS, MaskingRule, count_predictions, masking_rule
-from pipeline.instances.pairs import NUM_SPECIAL_TOKENS
 from pipeline.shards.block import Block
+from pipeline.shards.instance_kind import has_pairs
 from pipeline.shards.records import Manifest
 
 # Both limits refuse a sound dataset once in 10^9.
@@ -34,6 +34,7 @@ class InstanceRules(NamedTuple):
         never_in_text: Ids that no word of a text may have: those of [PAD], [CLS], [SEP] and [MASK].
             Words may be [UNK].
         masking: The rule by which instances are masked.
+        has_pairs: Whether instances are pairs, [CLS] A [SEP] B [SEP], or all [CLS] A [SEP].
     """
 
     seq_len: int
@@ -41,6 +42,7 @@ class InstanceRules(NamedTuple):
     sep_id: int
     never_in_text: npt.NDArray[np.int64]
     masking: MaskingRule
+    has_pairs: bool = True
 
 
 class Shares(NamedTuple):
@@ -82,7 +84,8 @@ def rules_of(manifest: Manifest, seq_len: int, is_continuation: Bools) -> Instan
     special = manifest.special_ids
     masking = masking_rule(settings, seq_len, special["mask"], is_continuation)
     never = np.array([special[name] for name in ("pad", "cls", "sep", "mask")], np.int64)
-    return InstanceRules(seq_len, special["cls"], special["sep"], never, masking)
+    ids = special["cls"], special["sep"]
+    return InstanceRules(seq_len, *ids, never, masking, has_pairs(settings))
 
 
 def find_violations(block: Block, rules: InstanceRules) -> Iterator[str]:
@@ -129,13 +132,13 @@ def find_unlikely_shares(
     another token. The share of random pairs has only a lower bound: a chunk of two or more
     sentences gets a random segment B with probability 1/2, and a chunk of one sentence always gets
     one (docs/parity.md 1.5). A redaction takes more of the random pairs than of the others, because
-    these are of two documents.
+    these are of two documents. Instances of one segment are no pairs.
 
     Args:
         shares: The counts of a whole dataset.
         vocab_size: The size of its vocabulary.
-        has_all_pairs: Whether the dataset has all pairs that were drawn. If it is redacted, the
-            share of random pairs has no lower bound.
+        has_all_pairs: Whether the dataset has all pairs that were drawn. If it is redacted, or has
+            no pairs, the share of random pairs has no lower bound.
     """
     chi_square = _chi_square(shares, vocab_size)
     if shares.masked and chi_square > MAX_CHI_SQUARE:
@@ -153,14 +156,17 @@ def find_unlikely_shares(
         )
 
 
-def describe_shares(shares: Shares, vocab_size: int) -> str:
+def describe_shares(shares: Shares, rules: InstanceRules) -> str:
     """Describes counts for people: the three kinds of masked positions, and random pairs."""
-    random_next = 100 * shares.random_next / max(1, shares.instances)
-    return (
-        f"masked positions show {_describe_masks(shares)}"
-        f" (chi-square {_chi_square(shares, vocab_size):.2f} of 2 degrees of freedom,"
-        f" at most {MAX_CHI_SQUARE:.1f}); {random_next:.2f} % of pairs are random"
+    chi_square = _chi_square(shares, rules.masking.vocab_size)
+    described = (
+        f"masked positions show {_describe_masks(shares)} (chi-square {chi_square:.2f} of 2 degrees"
+        f" of freedom, at most {MAX_CHI_SQUARE:.1f})"
     )
+    if not rules.has_pairs:
+        return described
+    random_next = 100 * shares.random_next / max(1, shares.instances)
+    return f"{described}; {random_next:.2f} % of pairs are random"
 
 
 def _describe_masks(shares: Shares) -> str:
@@ -199,9 +205,13 @@ def _broken_shape(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Boo
     """
     lengths = np.diff(block.offsets).astype(np.int64)
     middle = block.segment_a_length.astype(np.int64)
-    is_empty = (middle < NUM_SPECIAL_TOKENS) | (lengths - middle < NUM_SPECIAL_TOKENS - 1)
+    rest = lengths - middle
     yield f"longer than {rules.seq_len} tokens", lengths > rules.seq_len
-    yield "a segment without a token", is_empty
+    yield "a segment without a token", (middle < 3) | (rest == 1)
+    if rules.has_pairs:
+        yield "one segment, expected two", rest == 0
+    else:
+        yield "two segments, expected one", rest != 0
     positions = block.masked_lm_positions.astype(np.int64)
     owner = _owners(block.masked_offsets)
     yield "a masked position past its end", _rows(owner, positions >= lengths[owner], block)
@@ -211,7 +221,7 @@ def _broken_shape(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Boo
     is_end = (positions == middle[owner] - 1) | (positions == lengths[owner] - 1)
     yield "a masked position on [CLS] or [SEP]", _rows(owner, (positions == 0) | is_end, block)
     counts = np.diff(block.masked_offsets)
-    expected = count_predictions(lengths, rules.masking)
+    expected = count_predictions(lengths, middle, rules.masking)
     if rules.masking.is_continuation is None:
         what = "another number of"
         is_wrong = counts != expected
@@ -276,7 +286,8 @@ def _partly_masked(block: Block, is_continuation: Bools) -> Bools:
     starts = block.offsets[:-1].astype(np.int64)
     ends = block.offsets[1:].astype(np.int64)
     # The first piece of a segment begins a word, even if it begins with "##" (docs/parity.md 5).
-    for first in (starts, starts + 1, starts + block.segment_a_length, ends - 1):
+    middle = starts + block.segment_a_length
+    for first in (starts, starts + 1, middle[middle < ends], ends - 1):
         continues[first] = False
     is_parted = np.zeros(len(ids), np.bool_)
     is_parted[1:] = continues[1:] & (is_masked[1:] != is_masked[:-1])

@@ -279,7 +279,7 @@ def _parse_block(batch: BatchBuffers) -> Block:
         document_a=document_a,
         document_b=document_b,
     )
-    is_inside = bool((block.segment_a_length < block.lengths).all())
+    is_inside = bool((block.segment_a_length <= block.lengths).all())
     _expect(is_inside, "a segment_a_length reaches past its instance")
     return block
 

@@ -414,6 +414,7 @@ def instance_rule(settings: BuildSettings, vocabulary: Vocabulary, seq_len: int)
         cls_id=vocabulary.cls_id,
         sep_id=vocabulary.sep_id,
         masking=masking,
+        kind=settings.instances,
         nsp_balance=settings.nsp_balance,
         weights=settings.weights,
     )

@@ -9,6 +9,7 @@ value that is surely a mistake stops the build, unless a setting allows it.
 from collections.abc import Sequence
 
 from pipeline.settings import BuildSettings
+from pipeline.shards.instance_kind import SEGMENT_PAIRS
 from pipeline.shards.records import Shard
 from pipeline.stages.build_tokens import TokenStore
 from pipeline.storage.terminal import say
@@ -29,6 +30,8 @@ def check_tokens(settings: BuildSettings, vocabulary: Vocabulary, store: TokenSt
     """
     _check_unknown(settings, vocabulary, store)
     sentences = _sentences_a_document(store)
+    if settings.instances != SEGMENT_PAIRS:
+        return
     if settings.max_random_next < 1 and sentences < _fewest_sentences(settings):
         raise ValueError(
             f"the documents hold {sentences:.2f} sentences on average, so that nearly every second"
@@ -101,7 +104,8 @@ def _random_cure(settings: BuildSettings) -> str:
     languages = ", ".join(sorted({source.language for source in settings.corpus}))
     return (
         f"look at --language (now {languages}) and at how documents are divided (--format), or give"
-        " --max_random_next 1 and train with --objective mlm, without next-sentence prediction"
+        " --instances doc-sentences or --max_random_next 1 and train with --objective mlm, without"
+        " next-sentence prediction"
     )
 
 
@@ -112,6 +116,8 @@ def check_random_next(settings: BuildSettings, store: TokenStore, shards: Sequen
         ValueError: The share is above max_random_next. The shards stay, so that the same command
             with a higher max_random_next publishes them at once.
     """
+    if settings.instances != SEGMENT_PAIRS:
+        return
     train = [shard for shard in shards if shard.split == "train"]
     for seq_len in sorted({shard.seq_len for shard in train}):
         same_length = [shard for shard in train if shard.seq_len == seq_len]

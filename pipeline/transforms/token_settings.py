@@ -51,6 +51,7 @@ class TokenSettings(TypedDict, total=False):
     lower_case: bool
     words: Literal["bert", "whitespace"]
     vocab_entries: Literal["pieces", "words"]
+    instances: Literal["segment-pairs", "doc-sentences", "single-sentence"]
     seq_lens: Sequence[int]
     passes: int
     seed: int

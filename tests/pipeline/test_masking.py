@@ -129,7 +129,15 @@ def test_properties(shapes, seed, probability, whole_words):
 def test_counts_round_half_to_even():
     lengths = np.array([5, 10, 30, 50, 70, 90, 110, 128, 130])
     rule = MaskingRule(MASK, SIZE, max_predictions=76)
-    assert count_predictions(lengths, rule).tolist() == [1, 2, 4, 8, 10, 14, 16, 19, 20]
+    counts = count_predictions(lengths, lengths - 2, rule)
+    assert counts.tolist() == [1, 2, 4, 8, 10, 14, 16, 19, 20]
+
+
+def test_short_instances_keep_room_for_special_tokens():
+    lengths = np.array([4, 5, 3, 4, 5])  # of pairs, then of single segments
+    rule = MaskingRule(MASK, SIZE, max_predictions=76, masked_lm_prob=0.99)
+    counts = count_predictions(lengths, np.array([2, 3, 3, 4, 5]), rule)
+    assert counts.tolist() == [1, 2, 1, 2, 3]
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,7 @@ def _format_instance(record: Record, follows: bool) -> Iterator[str]:
         yield (
             f"  {'slot':>5}  {'A':<16}  {'B':<16}  {'tokens':>6}  {'masked':>6}  where; text of A"
         )
-    other = record["document_b"] if record["is_random_next"] else "next"
+    other = _describe_b(record)
     text = format_segment(record["a"])
     cut = text if len(text) <= _TEXT_WIDTH else f"{text[: _TEXT_WIDTH - 3]}..."
     where = f"{record['dataset']} {record['shard']}#{record['row']}"
@@ -274,13 +274,20 @@ def _format_culprit(record: Record, follows: bool) -> Iterator[str]:
         )
     without = record["norm_without_first"]
     shown = "-" if without is None else _norm(without)
-    other = record["document_b"] if record["is_random_next"] else "next"
+    other = _describe_b(record)
     text = format_segment(record["a"])
     cut = text if len(text) <= _TEXT_WIDTH else f"{text[: _TEXT_WIDTH - 3]}..."
     yield (
         f"  {record['slot']:>5}  {record['share']:>7.1%}  {shown:>31}  {record['document_a']:<16}"
         f"  {other:<16}  {printable(cut)}"
     )
+
+
+def _describe_b(record: Record) -> str:
+    """Returns where the segment B of an instance is from: another document, or after A."""
+    if not record["b"]:
+        return "-"
+    return str(record["document_b"]) if record["is_random_next"] else "next"
 
 
 def _norm(value: float | str) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from pipeline.shards.dataset import Dataset
+from pipeline.shards.instance_kind import has_pairs
 from tokenizer.vocab import parse_vocab
 from trainer.inference.open_model import OpenedModel
 from trainer.model.bert import name_sums, zero_sums
@@ -72,7 +73,8 @@ def evaluate(
     _check_fits(opened, dataset, seq_len)
     device = device or torch.device("cpu")
     was_trained_with_nsp = opened.provenance.get("objective", WITH_NSP) == WITH_NSP
-    has_nsp = was_trained_with_nsp and "nsp_head.weight" in opened.state
+    has_head = was_trained_with_nsp and "nsp_head.weight" in opened.state
+    has_nsp = has_head and has_pairs(dataset.manifest.settings)
     total = sum(shard.instances for shard in dataset.shards(split, seq_len, 0))
     instances = min(total, num_instances or total)
     batches = iterate_validation(
