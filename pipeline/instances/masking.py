@@ -286,7 +286,8 @@ def _choose_tokens(
     for row, (start, length, a_length) in enumerate(spans):
         numbers_W = keys.firsts[row] + np.arange(length - 1)  # the last [SEP] gets no key
         keys_W = _draw_keys(numbers_W, keys.seeds[row : row + 1], keys.position_bits[row])
-        keys_W[[0, a_length - 1]] = _NEVER  # [CLS] and the first [SEP]
+        keys_W[:1] = _NEVER  # [CLS]
+        keys_W[a_length - 1 : a_length] = _NEVER  # the first [SEP], if it is not the last
         chosen.append(start + np.sort(keys_W.argsort()[: counts[row]]))
     return np.concatenate(chosen)
 

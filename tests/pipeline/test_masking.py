@@ -69,7 +69,7 @@ def test_both_paths_choose_the_same(shapes, seed, probability, is_run):
         {"offsets": [0, 8]},
         {"offsets": [0, 3, 20]},
         {"offsets": [-8, 8, 20]},
-        {"a_length": [8, 6]},
+        {"a_length": [9, 6]},
         {"a_length": [1, 6]},
         {"counts": [0, 5]},
         {"counts": [6, 2]},
