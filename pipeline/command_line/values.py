@@ -247,8 +247,10 @@ def convert(node: yaml.Node, hint: Any, key: str) -> Any:
     except ValueError:
         message = f"{_place(node, key)}: found {_shown(node)}, expected {describe_type(hint)}"
         is_list = not _where(node) and "," in str(node.value)
-        hint_of_list = "; several values stand apart by spaces" if is_list else ""
-        raise ValueError(f"{message}{hint_of_list}") from None
+        cure = "; several values stand apart by spaces" if is_list else ""
+        if not _where(node) and node.value == "":
+            cure = "; is a variable of the shell empty?"
+        raise ValueError(f"{message}{cure}") from None
 
 
 def _convert_scalar(node: yaml.Node, kind: Any) -> Any:
@@ -268,7 +270,7 @@ def _convert_scalar(node: yaml.Node, kind: Any) -> Any:
         return BOOLEANS[node.value.lower()]
     if choices_of(kind):
         return typing.get_args(kind)[choices_of(kind).index(node.value)]
-    if kind not in (int, float, str):
+    if kind not in (int, float, str) or (is_word and not node.value):
         raise ValueError
     value = kind(node.value)
     if isinstance(value, float) and not math.isfinite(value):
