@@ -4,9 +4,11 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,6 +31,26 @@ def make_parser(documentation: str | None, **settings: Any) -> argparse.Argument
     """Returns a parser whose description is the first line of a module's docstring."""
     first = (documentation or "").split("\n", maxsplit=1)[0]
     return argparse.ArgumentParser(allow_abbrev=False, description=first, **settings)
+
+
+def exit_on_signals() -> None:
+    """Makes SIGTERM and SIGINT end this program by SystemExit, with exit code 128 + the signal.
+
+    The `with` and `finally` blocks that are open then end the processes that they started. Without
+    this, SIGTERM ends the program without them, and SIGINT does nothing to a program that a shell
+    started in the background.
+    """
+    for number in _SIGNALS:
+        signal.signal(number, _exit)
+
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def _exit(number: int, _: FrameType | None) -> None:
+    for each in _SIGNALS:
+        signal.signal(each, signal.SIG_IGN)  # a second one would interrupt the blocks that clean up
+    raise SystemExit(128 + number)
 
 
 def describe_soak(name: str) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.bench.measured import print_result
-from scripts.checkout import ROOT, make_parser
+from scripts.checkout import ROOT, exit_on_signals, make_parser
 from scripts.clusters.start import NAMES, start_cluster
 from tests.ports import free_port
 
@@ -253,6 +253,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], watch: Watch | 
                     process.kill()
         finally:
             process.kill()
+            process.wait()
         if process.returncode and watch and watch.killed:
             return ""
         errors.seek(0)
@@ -263,7 +264,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], watch: Watch | 
 
 def main() -> int:
     """Measures every number of samples, and prints a JSON line for each."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
+    exit_on_signals()
     parser = make_parser(__doc__)
     engines = ["none", *(name for name in NAMES if name != "dask")]  # Dask cannot run the transform
     parser.add_argument("--engine", default="none", choices=engines)

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from scripts.checkout import ROOT, describe_soak, make_parser, write_results
+from scripts.checkout import ROOT, describe_soak, exit_on_signals, make_parser, write_results
 from scripts.clusters.install import DASK, FLINK, JOB_SERVER_BEAM, PRISM, SPARK
 from scripts.clusters.start import NAMES, Cluster, start_cluster
 from scripts.soak.kill_build import read_root_hash
@@ -50,9 +50,7 @@ class Outcome:
 
 def main() -> int:
     """Runs all of it and prints a JSON line for each build."""
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell's background job ignores it, as its children do
+    exit_on_signals()
     parser = make_parser(__doc__)
     parser.add_argument("--engines", nargs="+", default=list(NAMES), choices=list(NAMES))
     parser.add_argument("--documents", type=int, default=4000, help="of some 1.2 kB each")

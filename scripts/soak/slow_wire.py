@@ -9,7 +9,8 @@ step are those of metrics.jsonl. Its bytes are what the link counts from the end
 to the end of the last. `load` is the machine's mean number of processes that run or wait for a
 core, over the last minute of the case. Prints one JSON line; the exit code is 1 if the seconds of a
 case differ by more than 15 % from the plan. Linux and root only; needs iproute2 and the kernel with
-tbf. The namespaces and a temporary folder are removed at the end.
+tbf. The processes of the nodes, the namespaces and a temporary folder are removed at the end, also
+if SIGTERM or SIGINT ends the program.
 
 `alone` tells what the link does without a trainer (wire_alone.py): the share of its rate that plain
 sockets and Gloo reach. The plan takes that share to be `RATE_SHARE`. Two things can make it less:
@@ -26,6 +27,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -38,7 +40,7 @@ from typing import Any
 
 import yaml
 
-from scripts.checkout import ROOT, describe_soak, make_parser
+from scripts.checkout import ROOT, describe_soak, exit_on_signals, make_parser
 from trainer.engine.deepspeed_config import BUCKET_ELEMENTS
 from trainer.preflight.communication import count_traffic, parse_link, time_step
 
@@ -105,6 +107,7 @@ CASES = [
 
 def main() -> int:
     """Runs all cases; returns 1 if the plan of one is wrong."""
+    exit_on_signals()
     parser = make_parser(__doc__)
     parser.add_argument("--output", type=Path, help="JSON file for the result")
     parser.add_argument("--rate", default="20mbit", help="rate of the link, as tc and plan take it")
@@ -320,6 +323,7 @@ def train(folder: Path, nodes: list[str], output: Path, case: Case) -> dict[int,
     finally:
         for process in processes:
             process.kill()
+        kill_processes(nodes)
     for rank, process in enumerate(processes):
         if process.returncode:
             text = Path(f"{output}-{rank}.log").read_text()[-2_000:]
@@ -366,8 +370,22 @@ def linked_nodes(congestion: str) -> Iterator[list[str]]:
             _do(f"ip netns exec {node} sh -c", f"echo {congestion} >{control}")
         yield nodes
     finally:
+        kill_processes(nodes)
         for node in nodes:
             subprocess.run(["ip", "netns", "delete", node], check=False, capture_output=True)
+
+
+def kill_processes(nodes: list[str]) -> None:
+    """Kills all processes on the nodes.
+
+    The ranks are children of torchrun. If torchrun alone is killed, they go on.
+    """
+    for node in nodes:
+        command = ["ip", "netns", "pids", node]
+        found = subprocess.run(command, check=False, capture_output=True, text=True).stdout
+        for process_id in map(int, found.split()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process_id, signal.SIGKILL)
 
 
 def limit_link(nodes: list[str], rate: str | None) -> None:

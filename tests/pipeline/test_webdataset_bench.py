@@ -1,8 +1,11 @@
 """scripts/bench/webdataset_transform.py: what it sees of processes, and its samples."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +54,31 @@ def test_a_process_that_takes_too_much_is_killed(below):
     watch.look()
     [killed] = watch.killed
     assert killed.startswith("worker at ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_what_the_program_started(number, tmp_path):
+    """It is started like a background job of a shell, which ignores SIGINT."""
+    program = [sys.executable, "-m", "scripts.bench.webdataset_transform"]
+    flags = ["--reference_samples", "100000000", "--work", str(tmp_path)]
+    shell = "trap '' INT; exec \"$@\""
+    with subprocess.Popen(["bash", "-c", shell, "bash", *program, *flags]) as process:
+        writer = wait_for_writer(process)
+        process.send_signal(number)
+        assert process.wait(60) == 128 + number
+    assert not Path(f"/proc/{writer}").exists()
+    assert not list(tmp_path.iterdir())
+
+
+def wait_for_writer(process):
+    """Returns the id of the process that the program started for webdataset.ShardWriter."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        for found in find_descendants(process.pid):
+            if b"ShardWriter" in Path(f"/proc/{found}/cmdline").read_bytes():
+                return found
+        time.sleep(0.1)
+    raise AssertionError("the program started no writer")
 
 
 @pytest.mark.parametrize(
