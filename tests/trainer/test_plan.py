@@ -9,7 +9,14 @@ from pipeline.shards.dataset import open_dataset
 from tests.trainer.tiny_dataset import random_block, write_tiny_dataset
 from trainer.engine.train_step import forward_sums
 from trainer.model.bert import BertForPreTraining, build_model
-from trainer.model.config import Lengths, ModelSettings, num_parameters, preset, training_flops
+from trainer.model.config import (
+    Lengths,
+    ModelSettings,
+    num_parameters,
+    parameter_shapes,
+    preset,
+    training_flops,
+)
 from trainer.preflight.plan import describe_plan, measure_lengths, memory_case, plan_phase
 from trainer.preflight.settings import PlanSettings
 from trainer.settings import Phase
@@ -35,11 +42,14 @@ def settings_of(**changes):
     return PlanSettings(**{"phases": phases, "model": ModelSettings("tiny"), **changes})
 
 
+@pytest.mark.parametrize("pre_norm", [False, True])
 @pytest.mark.parametrize("name", ["tiny", "small", "base", "large"])
-def test_parameters_are_those_of_the_model(name):
-    config = preset(name, vocab_size=1_000)
+def test_parameters_are_those_of_the_model(name, pre_norm):
+    config = preset(name, vocab_size=1_000, pre_norm=pre_norm)
     with torch.device("meta"):
         model = BertForPreTraining(config)
+    shapes = [(name, tuple(parameter.shape)) for name, parameter in model.named_parameters()]
+    assert list(parameter_shapes(config).items()) == shapes
     assert num_parameters(config) == sum(parameter.numel() for parameter in model.parameters())
 
 

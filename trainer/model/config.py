@@ -205,15 +205,47 @@ def training_flops(config: BertConfig, lengths: Lengths) -> float:
     return 3 * (dense + attention + head)
 
 
+def parameter_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of every parameter by name, with both pretraining heads; tied ones once.
+
+    They are those of `BertForPreTraining.named_parameters`, in the same order.
+    """
+    h = config.hidden_size
+    embeddings = "bert.embeddings"
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{embeddings}.word.weight": (config.vocab_size, h),
+        f"{embeddings}.position.weight": (config.max_position_embeddings, h),
+        f"{embeddings}.token_type.weight": (config.type_vocab_size, h),
+    }
+    if not config.pre_norm:
+        shapes |= _norm_shapes(f"{embeddings}.norm", h)
+    for number in range(config.num_layers):
+        layer = f"bert.layers.{number}"
+        for name in ("query", "key", "value", "attention_output"):
+            shapes |= _linear_shapes(f"{layer}.{name}", h, h)
+        shapes |= _norm_shapes(f"{layer}.attention_norm", h)
+        shapes |= _linear_shapes(f"{layer}.intermediate", h, config.intermediate_size)
+        shapes |= _linear_shapes(f"{layer}.output", config.intermediate_size, h)
+        shapes |= _norm_shapes(f"{layer}.output_norm", h)
+    if config.pre_norm:
+        shapes |= _norm_shapes("bert.final_norm", h)
+    shapes |= _linear_shapes("bert.pooler", h, h)
+    shapes["mlm_head.bias"] = (config.vocab_size,)
+    shapes |= _linear_shapes("mlm_head.transform", h, h)
+    shapes |= _norm_shapes("mlm_head.norm", h)
+    return shapes | _linear_shapes("nsp_head", h, 2)
+
+
+def _linear_shapes(name: str, inputs: int, outputs: int) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the parameters of a linear layer."""
+    return {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
+
+
+def _norm_shapes(name: str, size: int) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of the parameters of a LayerNorm."""
+    return {f"{name}.weight": (size,), f"{name}.bias": (size,)}
+
+
 def num_parameters(config: BertConfig) -> int:
     """Returns the number of parameters with both pretraining heads; tied ones count once."""
-    h = config.hidden_size
-    f = config.intermediate_size
-    norm = 2 * h
-    rows = config.vocab_size + config.max_position_embeddings + config.type_vocab_size
-    embeddings = rows * h + norm
-    layer = 4 * (h * h + h) + norm + (h * f + f) + (f * h + h) + norm
-    pooler = h * h + h
-    nsp_head = 2 * h + 2
-    mlm_head = h * h + h + norm + config.vocab_size
-    return embeddings + config.num_layers * layer + pooler + mlm_head + nsp_head
+    return sum(math.prod(shape) for shape in parameter_shapes(config).values())
