@@ -35,10 +35,15 @@ GLOBAL_BATCH = [[7, 5], [9, 6], [12, 3], [8, 8], [11, 4], [6, 6]]
 STAGES = [(0, "fp32"), (1, "fp32"), (2, "fp32"), (3, "fp32"), (1, "bf16"), (2, "bf16"), (3, "bf16")]
 
 
+BUCKETS = {"zero_optimization": {"reduce_bucket_size": 2_000}}
+"""Muon's, so that borders between ranks split nearly every matrix."""
+
+
 def make_engine(config, stage, precision, ranks, kind=AdamW):
     model = build_model(config, seed=3)
     optimizer = kind(model.named_parameters())
-    return start_engine(model, optimizer, deepspeed_config({}, stage, precision), ranks), optimizer
+    chosen = deepspeed_config(BUCKETS if kind is Muon else {}, stage, precision)
+    return start_engine(model, optimizer, chosen, ranks), optimizer
 
 
 def train(engine, optimizer, ranks, first_step, num_steps):

@@ -6,12 +6,15 @@ import torch
 
 from trainer.engine.deepspeed_config import BUCKET_ELEMENTS
 from trainer.engine.gradients import cut_buckets
+from trainer.engine.muon_costs import MuonCosts, count_muon_costs
 from trainer.model.bert import BertForPreTraining
-from trainer.model.config import Lengths, ModelSettings, num_parameters, preset
+from trainer.model.config import BertConfig, Lengths, ModelSettings, num_parameters, preset
+from trainer.optim.settings import OptimizerSettings
 from trainer.preflight.communication import (
     StepTime,
     Traffic,
     Wire,
+    add_exchanges,
     count_traffic,
     join_ranks,
     parse_link,
@@ -98,14 +101,80 @@ def test_bytes_of_a_parameter(stage, precision, micro_batches, gradients, weight
     assert traffic.total_bytes == (gradients + weights) * SIZE * 3 / 4
 
 
-@pytest.mark.parametrize(
-    ("stage", "optimizer", "overlaps"),
-    [(0, "muon", True), (1, "adamw", True), (2, "lamb", True), (1, "muon", False)],
-)
-def test_gradients_overlap_in_several_buckets(stage, optimizer, overlaps):
-    traffic = count_traffic(CONFIG, stage, "fp32", 4, 2, optimizer)
-    assert traffic.overlaps is overlaps
-    assert (traffic.last_share < 1) is overlaps
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_gradients_overlap_in_several_buckets(stage):
+    traffic = count_traffic(CONFIG, stage, "fp32", 4, 2)
+    assert traffic.overlaps
+    assert traffic.last_share < 1
+
+
+@pytest.mark.parametrize(("precision", "value"), [("fp32", 4), ("bf16", 2)])
+def test_muon_also_exchanges_split_matrices(precision, value):
+    costs = MuonCosts(flops=0, sent=5, passing=7)
+    plain = count_traffic(CONFIG, 1, "bf16", 4, 2)
+    traffic = add_exchanges(plain, costs, precision)
+    assert traffic.total_bytes == plain.total_bytes + 5 * value
+    assert traffic.passing_bytes == 7 * value
+    assert add_exchanges(plain, MuonCosts(flops=9), precision) == plain
+
+
+def test_exchanges_and_updates_hide_behind_nothing():
+    # 3 GB at 1 GB/s in two exchanges that take 0.1 s to start.
+    wire = Wire(2, 2, 1e9, 0.1, "")
+    traffic = Traffic(0.0, 0.0, 0, 0, 0.25, overlaps=True, exchanged_bytes=2e9, passing_bytes=3e9)
+    step = time_step(traffic, wire, 30.0, 1, updating=5.0)
+    assert (step.computing, step.wire, step.hidden) == (35.0, pytest.approx(3.2), 0.0)
+    assert time_step(replace(traffic, passing_bytes=0.0), wire, 30.0, 1).seconds == 30.0
+
+
+@pytest.mark.parametrize(("ranks", "teraflops"), [(1, 7.731), (2, 3.865), (8, 1.095), (64, 0.1933)])
+def test_ranks_share_the_matrices_of_bert_large(ranks, teraflops):
+    """Most of them are split. Each is orthogonalised once, and work is nearly even."""
+    costs = count_muon_costs(CONFIG, 1, ranks, BUCKET_ELEMENTS, node_size=8)
+    assert costs.flops / 1e12 == pytest.approx(teraflops, rel=1e-3)
+    assert costs.flops < 1.61 * 7.731e12 / ranks
+    # A rank sends at most its own part, and the updates of its matrices.
+    assert costs.sent < 2.5 * SIZE / ranks
+    assert costs.exchanged < 5 * SIZE / ranks
+
+
+def test_exchanges_of_two_ranks_worked_by_hand():
+    """Rank 0 holds query, key and value, rank 1 both matrices of 24 by 40, which cost less.
+
+    So rank 1 gets the matrix of 24 by 24 of which it holds 302 elements, and rank 0 holds 274.
+    """
+    config = BertConfig(50, 24, 1, 3, 40, 16)
+    square = 5 * 3 * 2 * 24**3
+    oblong = 5 * (2 * 2 * 24 * 24 * 40 + 2 * 24**3)
+    found = count_muon_costs(config, 1, 2, 10**9)
+    assert found.flops == 2 * oblong + square
+    assert (found.sent, found.passing, found.exchanged) == (274, 2 * 274, 302 + 2 * 576)
+    assert count_muon_costs(config, 1, 2, 10**9, node_size=2).passing == 2 * 274
+    assert count_muon_costs(config, 0, 2, 10**9) == MuonCosts(2 * oblong + 4 * square)
+
+
+def test_the_plan_of_muon_counts_its_work_and_its_exchanges():
+    phase = settings_of().phases[0]
+    seconds = {}
+    for optimizer in ("adamw", "muon"):
+        settings = settings_of(optimizer=OptimizerSettings(name=optimizer), link="100gbe")
+        seconds[optimizer] = time_phase_step(phase, CONFIG, FULL, settings)
+    costs = count_muon_costs(CONFIG, 1, 64, BUCKET_ELEMENTS, node_size=8)
+    updating = costs.flops / (67e12 * 0.4)  # fp32 on an H200
+    assert seconds["muon"].computing - seconds["adamw"].computing == pytest.approx(updating)
+    exchanging = 4 * costs.passing / (0.9 * 12.5e9)
+    assert seconds["muon"].wire - seconds["adamw"].wire == pytest.approx(exchanging, rel=0.05)
+    assert seconds["muon"].hidden == seconds["adamw"].hidden > 0
+    half = OptimizerSettings(name="muon", muon_precision="bf16")
+    faster = time_phase_step(phase, CONFIG, FULL, settings_of(optimizer=half, link="100gbe"))
+    assert faster.seconds < seconds["muon"].seconds
+    [said] = [
+        line
+        for line in describe_plan(settings_of(optimizer=half))
+        if line.startswith("  sent by a rank")
+    ]
+    assert "4 bytes a parameter of gradients and 2 of weights and at most 0.0" in said
+    assert "of split matrices, times 63/64, gradients while" in said
 
 
 @pytest.mark.parametrize(

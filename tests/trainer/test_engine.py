@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import sys
 from collections import Counter
 from pathlib import Path
@@ -17,8 +18,9 @@ import torch
 
 from tests.trainer.tiny_run import BERT, WITHOUT_DROPOUT
 from tests.trainer.two_ranks import random_micro_batch, run_ranks
-from trainer.engine.deepspeed_config import deepspeed_config
+from trainer.engine.deepspeed_config import BUCKET_ELEMENTS, deepspeed_config
 from trainer.engine.deepspeed_file import passed_to_deepspeed
+from trainer.engine.partitions import find_parts
 from trainer.engine.train_step import (
     begin_to_agree,
     forward_sums,
@@ -28,9 +30,12 @@ from trainer.engine.train_step import (
 )
 from trainer.engine.zero import iterate_weights, start_engine
 from trainer.model.bert import build_model
+from trainer.model.config import parameter_shapes
+from trainer.optim import muon
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
 from trainer.optim.muon import Muon
+from trainer.optim.owners import is_muons
 from trainer.optim.settings import OptimizerSettings
 from trainer.process.ranks import start_ranks, stop_ranks, together
 
@@ -47,6 +52,8 @@ EXACT = [*((kind, stage, "fp32") for kind in KINDS for stage in (0, 1, 2)), ("ad
 HALF = [*((kind, stage, "bf16") for kind in KINDS for stage in (1, 2)), ("adamw", 3, "bf16")]
 OF_THREE = [*((kind, 2, "fp32") for kind in KINDS), ("adamw", 3, "fp32"), ("lamb", 1, "bf16")]
 RUNS = {2: [*EXACT, *HALF], 3: OF_THREE}
+SMALL = 700
+"""Elements of a bucket with which a model has many, and ranks share nearly every matrix."""
 ALL = [(world_size, *run) for world_size, runs in RUNS.items() for run in runs]
 
 
@@ -55,8 +62,9 @@ def micro_batches(rank, step):
     return [random_micro_batch(each, 50, seed + i) for i, each in enumerate(LENGTHS[rank])]
 
 
-def make_optimizer(parameters, kind):
-    optimizer = KINDS[kind](parameters, OptimizerSettings(max_grad_norm=MAX_GRAD_NORMS[kind]))
+def make_optimizer(parameters, kind, **settings):
+    chosen = {"name": kind, "max_grad_norm": MAX_GRAD_NORMS[kind], **settings}
+    optimizer = KINDS[kind](parameters, OptimizerSettings(**chosen))
     optimizer.set_learning_rate(0.01)
     return optimizer
 
@@ -98,18 +106,24 @@ def norms_of(optimizer):
     return [optimizer.grad_squared_norms_P.tolist(), *optimizer.squared_norms(*pieces).tolist()]
 
 
-def train_on_ranks(ranks, kind, stage, precision, chosen):
+def train_on_ranks(ranks, kind, stage, precision, chosen, is_trained=None, **settings):
     model = build_model(CONFIG, seed=3)
-    optimizer = make_optimizer(model.named_parameters(), kind)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(is_trained is None or is_trained(name, parameter.shape))
+    optimizer = make_optimizer(model.named_parameters(), kind, **settings)
     engine = start_engine(model, optimizer, deepspeed_config(chosen, stage, precision), ranks)
-    rows, collectives, sent, stops = [], [], [], []
+    rows, collectives, sent, stops, orthogonalised = [], [], [], [], []
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     for step in range(STEPS):
         batches = micro_batches(ranks.rank, step)
         counts = begin_to_agree(ranks, batches, 0.25 * ranks.rank)()
         must_stop = ranks.rank == 1 and step == 3
         reduced, exchanged = [], []
-        with count_calls("all_reduce", reduced), count_calls("all_to_all_single", exchanged):
+        with (
+            count_calls("all_reduce", reduced),
+            count_calls("all_to_all_single", exchanged),
+            patch.object(muon, "orthogonalise", count_matrices(muon.orthogonalise, orthogonalised)),
+        ):
             weight = NSP_WEIGHTS[dtype]
             sums = train_step(engine, ranks, batches, counts, weight, lambda stop=must_stop: stop)
         collectives.append(len(reduced))
@@ -120,7 +134,18 @@ def train_on_ranks(ranks, kind, stage, precision, chosen):
     weights = {name: weight.detach().float().clone() for name, weight in held}
     pieces = {piece.name: piece.numel for piece in optimizer.fragments}
     found = {"rows": rows, "norms": norms_of(optimizer), "counts": vars(counts), "pieces": pieces}
-    return found | {"all_reduces": collectives, "sent": sent, "stops": stops}, weights
+    found |= {"all_reduces": collectives, "sent": sent, "stops": stops}
+    return found | {"orthogonalised": len(orthogonalised) / STEPS}, weights
+
+
+def count_matrices(orthogonalise, shapes):
+    """`orthogonalise`, which notes the shape of each matrix."""
+
+    def count(matrix):
+        shapes.append(matrix.shape)
+        return orthogonalise(matrix)
+
+    return count
 
 
 def count_calls(name, calls):
@@ -163,9 +188,15 @@ def main(folder):
         found, weights = train_on_ranks(ranks, kind, stage, precision, {})
         results[f"{kind} {stage} {precision}"] = found
         torch.save(weights, folder / f"{kind}-{stage}-{precision}-{ranks.rank}.pt")
-    for kind in ("adamw", "lamb"):
-        chosen = {"zero_optimization": {"reduce_bucket_size": 700}}
-        results[f"{kind} in buckets"], _ = train_on_ranks(ranks, kind, 1, "fp32", chosen)
+    small = {"zero_optimization": {"reduce_bucket_size": SMALL}}
+    for kind in KINDS:
+        results[f"{kind} in buckets"], _ = train_on_ranks(ranks, kind, 1, "fp32", small)
+    for precision in ("fp32", "bf16"):
+        freely = {"max_grad_norm": 0.0, "muon_precision": precision}
+        for name, chosen in (("one bucket", {}), ("buckets", small)):
+            found, weights = train_on_ranks(ranks, "muon", 2, "fp32", chosen, is_muons, **freely)
+            results[f"unclipped muon {precision} in {name}"] = found
+            torch.save(weights, folder / f"muon-{precision}-in-{name}-{ranks.rank}.pt")
     results["broken"] = break_a_partition(ranks)
     file = passed_to_deepspeed("configs/deepspeed/zero2-overlap.json")
     results["overlap"], _ = train_on_ranks(ranks, "adamw", 2, "fp32", file)
@@ -221,7 +252,7 @@ def compare(found, rows, norms):
     torch.testing.assert_close(our_norms, norms, rtol=1e-4, atol=1e-9)
 
 
-@pytest.mark.parametrize("kind", ["adamw", "lamb"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world_size", RUNS)
 def test_many_buckets_equal_one(launches, alone, world_size, kind):
     """Tensors are split in other places; the runs above have one bucket."""
@@ -285,18 +316,60 @@ def test_all_ranks_hear_in_a_step_that_one_must_stop(launches, world_size, kind,
         assert found["stops"] == [float(step == 3) for step in range(STEPS)]
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_buckets_of_muon_change_no_bit_on_two_ranks(launches, precision):
+    """Sums of two gradients have no order.
+
+    A norm has, so nothing is clipped here. And torch's fused AdamW rounds the last elements of a
+    tensor in another way than the others, so only matrices are trained.
+    """
+    results = results_of(launches)
+    losses = []
+    weights = []
+    for name in ("one bucket", "buckets"):
+        losses.append([row[0] for row in results[f"unclipped muon {precision} in {name}"]["rows"]])
+        weights.append(torch.load(launches[2] / f"muon-{precision}-in-{name}-0.pt"))
+    assert losses[0] == losses[1]
+    assert losses[0][0] != losses[0][-1]
+    assert all(torch.equal(weight, weights[1][name]) for name, weight in weights[0].items())
+
+
+@pytest.mark.parametrize(
+    ("run", "bucket"), [("muon 2 fp32", BUCKET_ELEMENTS), ("muon in buckets", SMALL)]
+)
 @pytest.mark.parametrize("world_size", RUNS)
-def test_muon_sends_pieces_of_split_matrices_alone(launches, world_size):
-    """To every rank that holds one, itself among them."""
-    ranks = [results_of(launches, rank, world_size)["muon 2 fp32"] for rank in range(world_size)]
+def test_each_part_of_a_split_matrix_travels_once_and_so_does_its_update(
+    launches, world_size, run, bucket
+):
+    """To one rank, which alone orthogonalises the matrix."""
+    ranks = [results_of(launches, rank, world_size)[run] for rank in range(world_size)]
     holders = Counter(name for rank in ranks for name in rank["pieces"])
-    split = {name for name in holders if ".layers." in name and holders[name] > 1}
-    assert 0 < len(split) < world_size, "or LAMB's norms would be tested by nothing"
-    assert all(name.endswith(".weight") and "norm" not in name for name in split)
-    for rank in ranks:
-        expected = sum(rank["pieces"].get(name, 0) * holders[name] for name in split)
-        assert rank["sent"] == [[expected]] * STEPS
+    shapes = parameter_shapes(CONFIG)
+    matrices = {name for name, shape in shapes.items() if is_muons(name, shape)}
+    split = {name for name in matrices if holders[name] > 1}
+    assert 0 < len(split) < world_size if run == "muon 2 fp32" else len(split) > world_size
+    parts = [
+        sum(numel for name, numel in rank["pieces"].items() if name in split) for rank in ranks
+    ]
+    assert [rank["sent"][0][0] for rank in ranks] == parts
+    assert sum(rank["sent"][0][1] for rank in ranks) == sum(parts)
+    assert all(rank["sent"] == [rank["sent"][0]] * STEPS for rank in ranks)
+    assert sum(rank["orthogonalised"] for rank in ranks) == len(matrices)
     assert results_of(launches, 0, world_size)["adamw 2 fp32"]["sent"] == [[]] * STEPS
+
+
+@pytest.mark.parametrize(
+    ("run", "bucket"), [("muon 2 fp32", BUCKET_ELEMENTS), ("muon in buckets", SMALL)]
+)
+@pytest.mark.parametrize("world_size", RUNS)
+def test_the_plan_knows_which_part_of_a_parameter_a_rank_updates(launches, world_size, run, bucket):
+    shapes = parameter_shapes(CONFIG)
+    found = find_parts([math.prod(shape) for shape in shapes.values()], bucket, world_size)
+    for rank in range(world_size):
+        expected = {
+            name: parts[rank] for name, parts in zip(shapes, found, strict=True) if rank in parts
+        }
+        assert results_of(launches, rank, world_size)[run]["pieces"] == expected
 
 
 def test_partitions_that_are_not_as_expected_stop_the_run_before_it_begins(launches):

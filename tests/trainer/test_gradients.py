@@ -24,12 +24,14 @@ from trainer.engine.gradients import (
     reached_parameters,
     whole_buckets,
 )
+from trainer.engine.muon_costs import count_muon_costs
 from trainer.engine.train_step import begin_to_agree, forward_sums, train_step
 from trainer.engine.zero import start_engine
 from trainer.model.bert import build_model
 from trainer.optim.adamw import AdamW
 from trainer.optim.muon import Muon
-from trainer.preflight.communication import count_traffic
+from trainer.optim.settings import OptimizerSettings
+from trainer.preflight.communication import add_exchanges, count_traffic
 from trainer.process.ranks import start_ranks, stop_ranks
 
 CONFIG = dataclasses.replace(BERT, **WITHOUT_DROPOUT)
@@ -39,6 +41,13 @@ COLLECTIVES = (
 )  # fmt: skip
 LARGE = 512
 """Collectives of fewer bytes carry counts, norms and losses."""
+
+
+def half_muon(parameters):
+    """Muon that orthogonalises in bf16."""
+    return Muon(parameters, OptimizerSettings(name="muon", muon_precision="bf16"))
+
+
 CASES = {
     "0 fp32": (AdamW, 0, "fp32"),
     "1 fp32": (AdamW, 1, "fp32"),
@@ -46,9 +55,12 @@ CASES = {
     "1 bf16": (AdamW, 1, "bf16"),
     "2 bf16": (AdamW, 2, "bf16"),
     "muon 1 bf16": (Muon, 1, "bf16"),
+    "muon 2 fp32": (half_muon, 2, "fp32"),
     "3 bf16": (AdamW, 3, "bf16"),
 }
 BUCKET = 2_000
+EXCHANGE = "all_to_all_single"
+"""Muon's collective, which carries parts of matrices and of their updates."""
 MICRO_BATCHES = {"one": [1, 1], "three": [3, 1], "none on rank 1": [2, 0]}
 """How many micro-batches each of the two ranks has."""
 
@@ -64,6 +76,12 @@ def data_bytes(argument):
     return sum(map(data_bytes, argument)) if isinstance(argument, list) else 0
 
 
+def bytes_to_others(received, sent, incoming, outgoing):
+    """Bytes that an all-to-all sends to other ranks."""
+    kept = outgoing[torch.distributed.get_rank()]
+    return (sent.numel() - kept) * sent.element_size()
+
+
 def record_calls(calls, passes):
     """Notes each large collective: its name, its bytes, and the backward pass it was made in."""
     import deepspeed.comm
@@ -77,6 +95,8 @@ def record_calls(calls, passes):
             nonlocal depth
             # The data of all ranks, which is more than what one rank sends or receives.
             size = max(map(data_bytes, (*arguments, *options.values())))
+            if name == "all_to_all_single":
+                size = bytes_to_others(*arguments)
             if size >= LARGE and not depth:
                 calls.append([name, size, passes.current])
             depth += 1
@@ -96,7 +116,7 @@ def record_calls(calls, passes):
 
 
 def count_calls(ranks, kind, stage, precision):
-    """The large collectives of a second step, by the numbers of micro-batches."""
+    """The large collectives of steps after the first one, by the numbers of micro-batches."""
     model = build_model(CONFIG, seed=3)
     optimizer = kind(model.named_parameters())
     optimizer.set_learning_rate(0.01)
@@ -112,6 +132,8 @@ def count_calls(ranks, kind, stage, precision):
         passes.current = None
 
     engine.backward = note_pass
+    batches = micro_batches(ranks.rank, 1)
+    train_step(engine, ranks, batches, begin_to_agree(ranks, batches, 0.0)())
     found = {}
     for name, counts_of_ranks in MICRO_BATCHES.items():
         for nsp_weight in (1.0, 0.0):
@@ -200,8 +222,11 @@ def bytes_of(calls):
 @pytest.mark.engines
 @pytest.mark.parametrize(
     ("case", "sent", "gathered"),
-    [("1 fp32", 4, 4), ("2 fp32", 4, 4), ("1 bf16", 4, 2), ("2 bf16", 4, 2)],
-)
+    [
+        ("1 fp32", 4, 4), ("2 fp32", 4, 4), ("1 bf16", 4, 2), ("2 bf16", 4, 2),
+        ("muon 1 bf16", 4, 2), ("muon 2 fp32", 4, 4),
+    ],
+)  # fmt: skip
 def test_a_step_sends_every_gradient_and_weight_once(results, case, sent, gathered):
     """6 bytes a parameter in bf16, for any number of micro-batches; each bucket is padded."""
     for rank_results in results:
@@ -210,7 +235,8 @@ def test_a_step_sends_every_gradient_and_weight_once(results, case, sent, gather
         for calls in found["calls"].values():
             elements = found["elements"]
             sizes = bytes_of(calls)
-            assert sizes.keys() == {"reduce_scatter_tensor", "all_gather_into_tensor"}
+            assert (EXCHANGE in sizes) == case.startswith("muon")
+            assert sizes.keys() - {EXCHANGE} == {"reduce_scatter_tensor", "all_gather_into_tensor"}
             padded = sizes["reduce_scatter_tensor"] // sent
             assert sizes["reduce_scatter_tensor"] == sent * padded
             assert sizes["all_gather_into_tensor"] == gathered * padded
@@ -227,16 +253,22 @@ def test_without_zero_a_step_sends_every_gradient_once(results):
 
 
 @pytest.mark.engines
-@pytest.mark.parametrize("case", ["0 fp32", "1 fp32", "2 fp32", "1 bf16", "2 bf16"])
+@pytest.mark.parametrize("case", [case for case in CASES if case != "3 bf16"])
 def test_the_plan_counts_the_bytes_of_a_step(results, case):
     """Of two ranks each sends half of what a collective is given, and an all-reduce twice that."""
-    _, stage, precision = CASES[case]
+    kind, stage, precision = CASES[case]
     found = results[0][case]
     for name, counts in MICRO_BATCHES.items():
         sizes = bytes_of(found["calls"][f"{name} 1.0"])
-        sent = sum(size * (2 if kind == "all_reduce" else 1) for kind, size in sizes.items()) / 2
+        exchanged = sizes.pop(EXCHANGE, 0)
+        sent = sum(size * (2 if name == "all_reduce" else 1) for name, size in sizes.items()) / 2
         traffic = count_traffic(CONFIG, stage, precision, 2, max(counts))
         assert traffic.total_bytes == pytest.approx(sent, abs=8 * 4 * found["groups"])
+        if exchanged:
+            costs = count_muon_costs(CONFIG, stage, 2, BUCKET)
+            muon_precision = "fp32" if kind is Muon else "bf16"
+            traffic = add_exchanges(traffic, costs, muon_precision)
+            assert traffic.exchanged_bytes == exchanged
 
 
 @pytest.mark.engines
@@ -250,7 +282,7 @@ def test_all_ranks_make_the_same_collectives(results, case):
 
 
 @pytest.mark.engines
-@pytest.mark.parametrize("case", ["0 fp32", "1 fp32", "1 bf16", "2 bf16"])
+@pytest.mark.parametrize("case", [case for case in CASES if case != "3 bf16"])
 @pytest.mark.parametrize("name", MICRO_BATCHES)
 def test_buckets_are_sent_during_the_last_backward_pass(results, case, name):
     """All of them, with or without a head that gets no gradient."""
@@ -261,18 +293,24 @@ def test_buckets_are_sent_during_the_last_backward_pass(results, case, name):
             of_gradients = [
                 call
                 for call in calls[f"{name} {nsp_weight}"]
-                if call[0] != "all_gather_into_tensor"
+                if call[0] not in ("all_gather_into_tensor", EXCHANGE)
             ]
             assert len(of_gradients) > 5
             assert {backward_pass for _, _, backward_pass in of_gradients} == {last}
 
 
 @pytest.mark.engines
-def test_muon_has_one_bucket_so_that_few_matrices_are_split(results):
-    found = results[0]["muon 1 bf16"]
-    assert found["groups"] == 1
-    for calls in found["calls"].values():
-        assert Counter(name for name, _, _ in calls)["reduce_scatter_tensor"] == 1
+@pytest.mark.parametrize("case", ["muon 1 bf16", "muon 2 fp32"])
+def test_muon_exchanges_split_matrices_twice_after_all_passes(results, case):
+    """All of them at once, between the last gradients and the first weights."""
+    for rank_results in results:
+        for calls in rank_results[case]["calls"].values():
+            names = [name for name, *_ in calls]
+            first = names.index(EXCHANGE)
+            assert names[first : first + 2] == [EXCHANGE, EXCHANGE]
+            assert set(names[:first]) == {"reduce_scatter_tensor"}
+            assert set(names[first + 2 :]) == {"all_gather_into_tensor"}
+            assert calls[first][2] is None, "no backward pass is under way"
 
 
 @pytest.mark.engines

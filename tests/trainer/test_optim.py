@@ -11,10 +11,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from trainer.optim.adamw import AdamW
 from trainer.optim.lamb import Lamb
-from trainer.optim.muon import Muon
+from trainer.optim.muon import Muon, orthogonalise
+from trainer.optim.owners import choose_owners, orthogonalising_flops
 from trainer.optim.settings import OptimizerSettings, Schedule
 
 TIMM = Path(__file__).with_name("timm-lamb.json")
@@ -118,6 +120,23 @@ def test_equals_torchs_with_the_same_decay(monkeypatch, kind, precision):
             peer.step()
     for mine, peer in zip(ours.values(), theirs.values(), strict=True):
         torch.testing.assert_close(mine, peer, rtol=0, atol=1e-6)
+
+
+def test_the_least_busy_holder_owns_a_matrix():
+    """Whole matrices stay where they are; of the split ones, the most expensive is given first."""
+    shapes = {0: (8, 8), 1: (8, 8), 2: (8, 32), 3: (8, 8), 4: (8, 8)}
+    holders = {0: [0], 1: [0, 1], 2: [1, 2], 3: [2, 3], 4: [3, 4, 5]}
+    # Matrix 2 takes as long as three others.
+    assert 3 * orthogonalising_flops((8, 8)) == orthogonalising_flops((32, 8))
+    assert choose_owners(holders, shapes) == {0: 0, 2: 1, 1: 0, 3: 2, 4: 3}
+    assert choose_owners({}, {}) == {}
+
+
+def test_the_operations_of_orthogonalising_are_those_torch_counts():
+    for shape in ((6, 10), (10, 4), (7, 7)):
+        with FlopCounterMode(display=False) as counter:
+            orthogonalise(torch.randn(shape))
+        assert counter.get_total_flops() == orthogonalising_flops(shape)
 
 
 def test_schedule_warms_up_and_decays_to_zero():

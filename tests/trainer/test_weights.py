@@ -59,7 +59,7 @@ ENGINES = {
         (AdamW, 1, "fp32"), (AdamW, 2, "fp32"), (AdamW, 1, "bf16"), (AdamW, 2, "bf16"),
         (Lamb, 1, "fp32"), (Lamb, 2, "bf16"), (Muon, 1, "fp32"), (Muon, 2, "bf16"),
     ],
-    3: [(AdamW, 2, "fp32"), (Lamb, 1, "bf16")],
+    3: [(AdamW, 2, "fp32"), (Lamb, 1, "bf16"), (Muon, 2, "fp32")],
 }  # fmt: skip
 """Optimizers, ZeRO stages and precisions by number of ranks."""
 MICRO_BATCHES = [2, 1, 0]

@@ -8,6 +8,8 @@ sends these bytes for each parameter of the model:
                        (trainer/engine/weights.py)
     together           6 in bf16, 8 in fp32
 
+Muon also exchanges the matrices that ZeRO splits (trainer/optim/split_matrices.py).
+
 On W ranks, a ring sends (W - 1) / W of these bytes from each rank to the next. Without ZeRO, the
 gradients are all-reduced, which sends 4 bytes for each parameter twice: once to add them up, and
 once to hand out the sums. These bytes do not depend on the number of micro-batches, because a rank
@@ -38,6 +40,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from trainer.engine.deepspeed_config import MOST_ON_THE_WAY
+from trainer.engine.partitions import cut_sizes
 from trainer.engine.weights import WeightGathers
 from trainer.optim.sharded import ShardedOptimizer
 
@@ -100,15 +103,8 @@ def cut_buckets(parameters: Sequence[Parameter], bucket_elements: int) -> list[l
         bucket_elements: The most elements of a bucket. A parameter with more elements has a bucket
             of its own.
     """
-    buckets: list[list[Parameter]] = []
-    num_elements = bucket_elements
-    for parameter in reversed(parameters):
-        num_elements += parameter.numel()
-        if num_elements > bucket_elements:
-            buckets.append([])
-            num_elements = parameter.numel()
-        buckets[-1].insert(0, parameter)
-    return buckets
+    sizes = [parameter.numel() for parameter in parameters]
+    return [[parameters[index] for index in bucket] for bucket in cut_sizes(sizes, bucket_elements)]
 
 
 def whole_buckets(groups: Sequence[Sequence[Parameter]]) -> list[Bucket]:

@@ -65,7 +65,7 @@ def start_engine(
         model.to(ranks.device)
         size = zero.get("reduce_bucket_size", BUCKET_ELEMENTS)
         if zero["stage"] == 2:  # `deepspeed_config` sets it for ZeRO-1 as well
-            optimizer.regroup(cut_buckets(optimizer.parameters, optimizer.bucket_elements or size))
+            optimizer.regroup(cut_buckets(optimizer.parameters, size))
         engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=config)
 
     engine.weights = None

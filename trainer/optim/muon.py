@@ -10,25 +10,23 @@ By default the products of these steps are in fp32, whatever the model is comput
 losses depend on the number of ranks: another order of sums changes a gradient by 1e-7, which
 changes an update in bf16 by 0.4 to 1.4 %, in fp32 by 2e-5.
 
-ZeRO partitions one bucket of parameters at world_size - 1 borders, and each border can cut one
-matrix. The ranks that hold parts of a cut matrix exchange these parts. Each of them computes the
-update of the whole matrix, and applies it to its own part. Therefore all parameters form a single
-bucket, whose gradients are sent after the last backward pass. With one bucket per layer, borders
-would cut nearly every matrix, and several ranks would repeat the work for each.
+Under ZeRO-1 and 2 each rank updates its own part of every bucket of parameters, and several ranks
+can hold parts of the same matrix. Such a matrix has an owner, which computes the update of the
+whole matrix. The parts travel to the owner, and their updates travel back
+(trainer/optim/split_matrices.py). This happens once in a step, when all gradients have arrived. So
+gradients leave in buckets during the backward pass, as those of the other optimizers do.
 """
 
-import itertools
 import math
-import sys
 from functools import cached_property
 from typing import Any
 
 import torch
-import torch.distributed
 from torch import Tensor
 
 from trainer.optim.adamw import AdamW
-from trainer.optim.sharded import Fragment
+from trainer.optim.owners import STEPS, is_muons
+from trainer.optim.split_matrices import SplitMatrices, find_split_matrices
 
 MOMENTUM = 0.95
 ADAMS_RMS = 0.2
@@ -37,7 +35,6 @@ ADAMS_RMS = 0.2
 An orthogonal matrix times sqrt(max(rows, columns)) has a root mean square of 1.
 """
 
-STEPS = 5
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of the polynomial of each step of Newton-Schulz."""
 
@@ -49,16 +46,16 @@ class Muon(AdamW):
     "exp_avg_sq" stays zero.
     """
 
-    bucket_elements = sys.maxsize
-
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         # The shapes of the matrices of layers, by the index of the parameter.
         self._shapes = {
             index: parameter.shape
             for index, (name, parameter) in enumerate(self._parameters.items())
-            if ".layers." in name and parameter.ndim == 2
+            if is_muons(name, parameter.shape)
         }
+        is_half = self.settings.muon_precision == "bf16"
+        self._dtype = torch.bfloat16 if is_half else torch.float32
 
     def _update(self, gradients: list[Tensor], divisor: Tensor | None) -> None:
         """Updates matrices of layers by Muon, and all other parameters by AdamW."""
@@ -89,72 +86,47 @@ class Muon(AdamW):
                 gradients[i].div_(divisor)
             first[i].lerp_(gradients[i], 1 - MOMENTUM)
             gradients[i].lerp_(first[i], MOMENTUM)
-        pieces = self._gather({self.fragments[i].index: gradients[i] for i in matrices})
+        self._replace_by_updates({self.fragments[i].index: gradients[i] for i in matrices})
         for i in matrices:
-            fragment = self.fragments[i]
-            shape = self._shapes[fragment.index]
-            direction = torch.cat(pieces[fragment.index]).view(shape)
-            if self.settings.muon_precision == "bf16":
-                direction = direction.bfloat16()
-            update = orthogonalise(direction).reshape(-1)
-            own_update = update.narrow(0, fragment.start, fragment.numel)
-            scale = ADAMS_RMS * math.sqrt(max(shape))
-            weights[i].sub_(own_update, alpha=learning_rate * scale)
+            scale = ADAMS_RMS * math.sqrt(max(self._shapes[self.fragments[i].index]))
+            weights[i].sub_(gradients[i], alpha=learning_rate * scale)
 
-    @cached_property
-    def _shared(self) -> list[list[Fragment]]:
-        """The fragments of all matrices that this rank holds in part only.
+    def _replace_by_updates(self, parts: dict[int, Tensor]) -> None:
+        """Replaces the Nesterov momentum of matrices by their orthogonalised updates, in place.
 
-        There is one list per rank, in the order of ranks: the fragments of these matrices that the
-        rank holds, this rank included. All ranks must read this attribute together for the first
-        time, because its computation exchanges fragments.
-        """
-        fragments_of_ranks = [self.fragments] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(fragments_of_ranks, self.fragments)
-        split_matrices = {
-            fragment.index
-            for fragment in self.fragments
-            if fragment.index in self._shapes
-            and fragment.numel < self._shapes[fragment.index].numel()
-        }
-        return [
-            [fragment for fragment in fragments if fragment.index in split_matrices]
-            for fragments in fragments_of_ranks
-        ]
-
-    def _gather(self, mine: dict[int, Tensor]) -> dict[int, list[Tensor]]:
-        """Exchanges parts of matrices with the ranks that hold the other parts.
-
-        All ranks call it together.
+        All ranks call it together, because it exchanges parts of matrices.
 
         Args:
-            mine: By the index of each matrix among the parameters, the part of it that this rank
-                holds, flattened.
-
-        Returns:
-            By the same indices, all parts of the matrix. They follow each other in the flattened
-            matrix.
+            parts: For each matrix, by its index among the parameters, the momentum of the part that
+                this rank holds, flattened.
         """
-        parts = {index: [part] for index, part in mine.items()}
-        if not self.asks_other_ranks:
-            return parts
-        expected = list(itertools.chain(*self._shared))
-        sizes = [fragment.numel for fragment in expected]
-        received = self.owned[0].new_empty(sum(sizes))
-        # A rank sends its part of a matrix once for each part that the receiver holds of it.
-        torch.distributed.all_to_all_single(
-            received,
-            torch.cat([received[:0], *(mine[fragment.index] for fragment in expected)]),
-            [sum(fragment.numel for fragment in fragments) for fragments in self._shared],
-            [
-                sum(mine[fragment.index].numel() for fragment in fragments)
-                for fragments in self._shared
-            ],
-        )
-        parts |= {fragment.index: [] for fragment in expected}
-        for fragment, part in zip(expected, received.split_with_sizes(sizes), strict=True):
-            parts[fragment.index].append(part)
-        return parts
+        whole = {
+            index: part
+            for index, part in parts.items()
+            if part.numel() == self._shapes[index].numel()
+        }
+        self._orthogonalise(whole)
+        if self.asks_other_ranks:
+            owned = self._split_matrices.collect(parts)
+            self._orthogonalise(owned)
+            for index, update in self._split_matrices.hand_out(owned).items():
+                parts[index].copy_(update)
+
+    def _orthogonalise(self, matrices: dict[int, Tensor]) -> None:
+        """Orthogonalises whole matrices in place, which are flattened, by their indices."""
+        for index, values in matrices.items():
+            matrix = values.view(self._shapes[index]).to(self._dtype)
+            values.copy_(orthogonalise(matrix).reshape(-1))
+
+    @cached_property
+    def _split_matrices(self) -> SplitMatrices:
+        """What this rank exchanges of matrices that several ranks hold parts of.
+
+        All ranks must read this attribute together for the first time, because its computation
+        exchanges fragments.
+        """
+        empty = self.owned[0].new_empty(0, dtype=self._dtype)
+        return find_split_matrices(self.fragments, self._shapes, empty)
 
 
 def orthogonalise(matrix: Tensor) -> Tensor:

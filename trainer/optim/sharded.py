@@ -75,8 +75,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
     Attributes:
         state_names: Names of the states that a subclass keeps for each weight, in fp32, such as the
             running mean of its gradients.
-        bucket_elements: The most elements whose gradients are sent together; None leaves it to the
-            engine.
         settings: The settings of the optimizer.
         decays_P: Whether weight decay applies to each parameter, bool [P] on the CPU.
         norm_limit: The bound for the norm of the whole gradient. `step` changes no weight if the
@@ -88,7 +86,6 @@ class ShardedOptimizer(torch.optim.Optimizer):
     """
 
     state_names: tuple[str, ...] = ()
-    bucket_elements: int | None = None
     # torch wraps this method so that torch._dynamo leaves it alone. With the wrapper, the first
     # optimizer would import torch._dynamo, which takes a second.
     add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)

@@ -16,9 +16,10 @@ the two kinds of link.
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from trainer.engine.deepspeed_config import BUCKET_ELEMENTS, bucket_elements
+from trainer.engine.muon_costs import MuonCosts
 from trainer.model.config import BertConfig, num_parameters
 from trainer.process.gpus import Gpu
 
@@ -33,6 +34,8 @@ _TRIP_SECONDS = 8.4e-6
 """Seconds to start a trip around the ring, for any number of ranks."""
 _HOP_SECONDS = {"NVLink": 3.4e-6, "Infinity Fabric": 3.4e-6, "PCIe": 5.7e-6, "network": 9.6e-6}
 """Seconds from one rank of the ring to the next, by the kind of link between them."""
+_EXCHANGES = 2
+"""Muon's exchanges in a step: parts of matrices go to one rank, and their updates return."""
 
 
 @dataclass(frozen=True)
@@ -181,6 +184,9 @@ class Traffic:
             the next forward pass computes.
         overlaps: Whether gradients travel while the last backward pass of the step computes, and
             weights while the first forward pass of the next step computes.
+        exchanged_bytes: Bytes that the rank sends which has most to send in Muon's exchanges of
+            split matrices. They travel between the two passes.
+        passing_bytes: Bytes of these exchanges on the link that most of them pass.
     """
 
     gradient_bytes: float
@@ -189,11 +195,13 @@ class Traffic:
     weight_trips: int
     last_share: float
     overlaps: bool
+    exchanged_bytes: float = 0.0
+    passing_bytes: float = 0.0
 
     @property
     def total_bytes(self) -> float:
         """Bytes that one rank sends in a step."""
-        return self.gradient_bytes + self.weight_bytes
+        return self.gradient_bytes + self.weight_bytes + self.exchanged_bytes
 
 
 def count_traffic(
@@ -202,7 +210,6 @@ def count_traffic(
     precision: str,
     ranks: int,
     micro_batches: int,
-    optimizer: str = "adamw",
     *,
     by_gloo: bool = False,
     bucket_size: int = BUCKET_ELEMENTS,
@@ -223,9 +230,8 @@ def count_traffic(
     Parameters are sent in buckets. A bucket that is reduce-scattered or gathered takes one trip
     around the ring, and a bucket that is all-reduced takes two. Under ZeRO-0 to 2 the buckets of
     gradients travel during the last backward pass (trainer/engine/gradients.py), and those of
-    weights during the first forward pass of the next step (trainer/engine/weights.py). Muon under
-    ZeRO-1 and 2 is the exception: all parameters are one bucket, which travels between these
-    passes.
+    weights during the first forward pass of the next step (trainer/engine/weights.py). What Muon
+    exchanges as well is added by `add_exchanges`.
 
     Args:
         config: The model.
@@ -233,7 +239,6 @@ def count_traffic(
         precision: Number format of the weights, "fp32" or "bf16".
         ranks: Number of ranks, N.
         micro_batches: Micro-batches of a rank in a step, k.
-        optimizer: Name of the optimizer, "adamw", "lamb" or "muon".
         by_gloo: Whether ranks talk by Gloo instead of NCCL.
         bucket_size: The most elements of a bucket under ZeRO-0 to 2.
     """
@@ -242,8 +247,6 @@ def count_traffic(
     bucket = bucket_size
     if zero_stage == 3:
         bucket = bucket_elements(size, embedding)
-    elif zero_stage and optimizer == "muon":
-        bucket = size
     buckets = math.ceil(size / bucket)
     sent = size * (ranks - 1) / ranks
     weight = 2 if precision == "bf16" else _FP32
@@ -260,12 +263,29 @@ def count_traffic(
     )
 
 
+def add_exchanges(traffic: Traffic, costs: MuonCosts, muon_precision: str) -> Traffic:
+    """Returns what a rank sends in a step with Muon: also parts of matrices, and their updates.
+
+    Args:
+        traffic: What a rank sends with any optimizer.
+        costs: What Muon adds.
+        muon_precision: The number format in which it orthogonalises, "fp32" or "bf16". Parts and
+            updates are sent in it.
+    """
+    value = 2 if muon_precision == "bf16" else _FP32
+    return replace(
+        traffic,
+        exchanged_bytes=float(value * costs.sent),
+        passing_bytes=float(value * costs.passing),
+    )
+
+
 @dataclass(frozen=True)
 class StepTime:
     """The time that a step takes, on the rank that computes and on the wire.
 
     Attributes:
-        computing: Seconds of arithmetic.
+        computing: Seconds of arithmetic, Muon's included.
         wire: Seconds in which bytes travel.
         hidden: Seconds of `wire` in which the ranks compute as well.
     """
@@ -291,7 +311,12 @@ class StepTime:
 
 
 def time_step(
-    traffic: Traffic, wire: Wire, computing: float, micro_batches: int, recomputes: bool = False
+    traffic: Traffic,
+    wire: Wire,
+    computing: float,
+    micro_batches: int,
+    recomputes: bool = False,
+    updating: float = 0.0,
 ) -> StepTime:
     """Returns how long a step takes.
 
@@ -300,17 +325,18 @@ def time_step(
     again. The last bucket of gradients cannot overlap, because it is complete only when the pass
     ends. Weights that overlap travel while the forward pass of the first micro-batch computes,
     which is the rest of a micro-batch's arithmetic. Their first bucket cannot overlap, because the
-    pass begins with it.
+    pass begins with it. Nothing travels while an optimizer computes.
 
     Args:
         traffic: What a rank sends.
         wire: The ring.
-        computing: Seconds of a rank's arithmetic in the step.
+        computing: Seconds of the arithmetic of a rank's passes in the step.
         micro_batches: Micro-batches of a rank in the step.
         recomputes: Whether activations are computed again in the backward pass.
+        updating: Seconds in which Muon orthogonalises the matrices of a rank.
     """
     if wire.ranks == 1:
-        return StepTime(computing)
+        return StepTime(computing + updating)
     gradients = _seconds(wire, traffic.gradient_bytes, traffic.gradient_trips)
     weights = _seconds(wire, traffic.weight_bytes, traffic.weight_trips)
     hidden = 0.0
@@ -319,7 +345,10 @@ def time_step(
         backward = micro_batch * (3 / 4 if recomputes else 2 / 3)
         share = 1 - traffic.last_share
         hidden = min(backward, gradients * share) + min(micro_batch - backward, weights * share)
-    return StepTime(computing, gradients + weights, hidden)
+    exchanges = 0.0
+    if traffic.passing_bytes:
+        exchanges = _seconds(wire, traffic.passing_bytes, _EXCHANGES)
+    return StepTime(computing + updating, gradients + weights + exchanges, hidden)
 
 
 def _seconds(wire: Wire, num_bytes: float, trips: int) -> float:

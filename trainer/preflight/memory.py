@@ -23,6 +23,7 @@ from trainer.engine.deepspeed_config import (
     MOST_ON_THE_WAY,
     bucket_elements,
 )
+from trainer.engine.muon_costs import count_muon_costs
 from trainer.model.config import BertConfig, num_parameters
 
 _FP32 = 4
@@ -37,6 +38,7 @@ class Case:
         ranks: Number of ranks.
         zero_stage: ZeRO stage, 0 to 3.
         optimizer: Name of the optimizer, "adamw", "lamb" or "muon".
+        muon_precision: Number format in which Muon orthogonalises.
         precision: Number format of the forward and backward passes.
         micro_tokens: The most tokens of a micro-batch.
         seq_len: Tokens of the longest instance. It matters on CPUs only, where attention keeps
@@ -54,6 +56,7 @@ class Case:
     ranks: int
     zero_stage: int
     optimizer: str = "adamw"
+    muon_precision: Literal["fp32", "bf16"] = "fp32"
     precision: Literal["fp32", "bf16"] = "fp32"
     micro_tokens: int = 16_384
     seq_len: int = 128
@@ -220,8 +223,6 @@ def _last_bucket(case: Case, tied: int) -> float:
         case: The sizes.
         tied: Number of elements of the word embedding.
     """
-    if case.optimizer == "muon":
-        return case.whole
     return min(case.whole, _FP32 * max(tied, BUCKET_ELEMENTS))
 
 
@@ -257,13 +258,22 @@ def _update(case: Case) -> dict[str, float]:
         AdamW        under ZeRO-3 a flat copy of these gradients, which DeepSpeed makes
         LAMB         an update for each parameter, and on several ranks under ZeRO also estimates of
                      both running means
-        Muon         its largest matrix four times; if the ranks share matrices under ZeRO, four
-                     times more, for two matrices that are sent and two that are received
+        Muon         its largest matrix four times; and of the matrices that ZeRO splits over
+                     several ranks, parts that are sent and whole matrices that are received
     """
-    if case.optimizer != "lamb":
-        matrix = _FP32 * case.config.hidden_size * case.config.intermediate_size
-        times = 0 if case.optimizer == "adamw" else 8 if case.zero_stage and case.ranks > 1 else 4
-        flat = case.part * (case.zero_stage == 3)
-        return {"gradients": case.part, "flat gradients": flat, "matrices of Muon": times * matrix}
     copies = 3 if case.zero_stage and case.ranks > 1 else 1
-    return {"gradients": case.part, "updates of LAMB": copies * case.part}
+    flat = case.part * (case.zero_stage == 3)
+    return {
+        "gradients": case.part,
+        "flat gradients": flat,
+        "updates of LAMB": copies * case.part if case.optimizer == "lamb" else 0,
+        "matrices of Muon": _muon_matrices(case) if case.optimizer == "muon" else 0,
+    }
+
+
+def _muon_matrices(case: Case) -> float:
+    """Returns the bytes that Muon needs while it orthogonalises the matrices of a rank."""
+    value = 2 if case.muon_precision == "bf16" else _FP32
+    largest = case.config.hidden_size * case.config.intermediate_size
+    costs = count_muon_costs(case.config, case.zero_stage, case.ranks, BUCKET_ELEMENTS)
+    return value * (4 * largest + costs.exchanged)

@@ -15,6 +15,8 @@ import numpy as np
 from pipeline.shards.block import Block
 from pipeline.shards.dataset import read_block
 from pipeline.storage.folder import parse_storage_options
+from trainer.engine.deepspeed_config import BUCKET_ELEMENTS
+from trainer.engine.muon_costs import MuonCosts, count_muon_costs
 from trainer.model.config import BertConfig, Lengths, num_parameters, training_flops
 from trainer.preflight.communication import (
     LINKS,
@@ -22,6 +24,7 @@ from trainer.preflight.communication import (
     StepTime,
     Traffic,
     Wire,
+    add_exchanges,
     count_traffic,
     join_ranks,
     time_step,
@@ -173,21 +176,45 @@ def time_phase_step(
     of_rank = phase.global_batch / settings.world_size * operations
     traffic = traffic_of(settings, config, micro_batches)
     computing = of_rank / (settings.tflops * 1e12 * MFU)
-    return time_step(traffic, wire_of(settings), computing, micro_batches, recomputes)
+    updating = update_seconds(settings, config)
+    return time_step(traffic, wire_of(settings), computing, micro_batches, recomputes, updating)
+
+
+def update_seconds(settings: PlanSettings, config: BertConfig) -> float:
+    """Returns a lower bound of the seconds in which Muon orthogonalises a rank's matrices.
+
+    It is 0 with any other optimizer. The products are taken to reach the same share of the peak
+    rate as those of training. A GPU without bf16 counts with its rate in fp32.
+    """
+    if settings.optimizer.name != "muon":
+        return 0.0
+    gpu = GPUS[settings.gpu]
+    known = gpu.peak_tflops(settings.optimizer.muon_precision) or gpu.fp32_tflops
+    tflops = settings.peak_tflops or known
+    return _muon_costs(settings, config).flops / (tflops * 1e12 * MFU)
+
+
+def _muon_costs(settings: PlanSettings, config: BertConfig) -> MuonCosts:
+    """Returns what Muon adds to a step on the rank, or the link, where it adds most."""
+    return count_muon_costs(
+        config, settings.zero_stage, settings.world_size, BUCKET_ELEMENTS, settings.node_size
+    )
 
 
 def traffic_of(settings: PlanSettings, config: BertConfig, micro_batches: int) -> Traffic:
     """Returns what a rank sends in a step that has `micro_batches` micro-batches on each rank."""
-    ranks = settings.world_size
-    return count_traffic(
+    traffic = count_traffic(
         config,
         settings.zero_stage,
         settings.choice.precision,
-        ranks,
+        settings.world_size,
         micro_batches,
-        settings.optimizer.name,
         by_gloo=settings.gpu == "cpu",
     )
+    if settings.optimizer.name == "muon":
+        costs = _muon_costs(settings, config)
+        traffic = add_exchanges(traffic, costs, settings.optimizer.muon_precision)
+    return traffic
 
 
 def wire_of(settings: PlanSettings) -> Wire:
@@ -273,6 +300,7 @@ def memory_case(
         ranks=settings.world_size,
         zero_stage=zero_stage,
         optimizer=settings.optimizer.name,
+        muon_precision=settings.optimizer.muon_precision,
         precision=settings.choice.precision,
         micro_tokens=min(settings.micro_tokens, math.ceil(tokens)),
         seq_len=max(each.phase.seq_len for each in phases),
@@ -409,6 +437,8 @@ def _describe_bytes(settings: PlanSettings, num_trained: int, traffic: Traffic) 
     gradients = f"{traffic.gradient_bytes / sent:g} bytes a parameter of gradients"
     weights = f"{traffic.weight_bytes / sent:g} of weights"
     when = ""
+    if traffic.exchanged_bytes:
+        weights += f" and at most {traffic.exchanged_bytes / sent:.2g} of split matrices"
     if traffic.overlaps:
         when = ", gradients while the last backward pass computes"
         if traffic.weight_bytes:
