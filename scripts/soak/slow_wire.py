@@ -33,16 +33,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
 
 from scripts.checkout import ROOT, describe_soak, exit_on_signals, make_parser
 from trainer.engine.deepspeed_config import BUCKET_ELEMENTS
-from trainer.preflight.communication import count_traffic, parse_link, time_step
+from trainer.preflight.communication import (
+    add_exchanges,
+    count_traffic,
+    parse_link,
+    time_step,
+)
 
 LINK = "bertwire"
 ADDRESS = "10.78.0.1"
@@ -70,6 +75,8 @@ class Case:
         bucket_elements: The most elements of a bucket.
         waits_for_weights: Whether every step waits until all its weights have arrived
             (waiting_run.py), to measure what it saves that they travel while the next one begins.
+        optimizer: Name of the optimizer, "adamw" or "muon".
+        muon_precision: Number format in which Muon orthogonalises.
     """
 
     precision: str
@@ -78,12 +85,19 @@ class Case:
     global_batch: int = 8
     bucket_elements: int = BUCKET_ELEMENTS
     waits_for_weights: bool = False
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    muon_precision: Literal["fp32", "bf16"] = "fp32"
 
     @property
     def settings(self) -> dict[str, Any]:
         """The settings that `pretrain` and `plan` have in common."""
         names = ("precision", "zero_stage", "micro_tokens")
         return {name: getattr(self, name) for name in names}
+
+    @property
+    def optimizer_settings(self) -> dict[str, str]:
+        """The settings of the optimizer."""
+        return {"name": self.optimizer, "muon_precision": self.muon_precision}
 
     @property
     def phase(self) -> dict[str, Any]:
@@ -101,8 +115,17 @@ CASES = [
     Case("bf16", 2, micro_tokens=22),
     SEVERAL_BUCKETS,
     replace(SEVERAL_BUCKETS, waits_for_weights=True),
+    replace(SEVERAL_BUCKETS, optimizer="muon"),
+    replace(SEVERAL_BUCKETS, optimizer="muon", bucket_elements=BUCKET_ELEMENTS),
+    replace(SEVERAL_BUCKETS, optimizer="muon", muon_precision="bf16"),
+    replace(
+        SEVERAL_BUCKETS, optimizer="muon", muon_precision="bf16", bucket_elements=BUCKET_ELEMENTS
+    ),
 ]
-"""In the first four a rank has at most 64 tokens a step, in 1 or 3 micro-batches."""
+"""In the first four a rank has at most 64 tokens a step, in 1 or 3 micro-batches.
+
+Muon runs with several buckets and with a single one, which cannot overlap.
+"""
 
 
 def main() -> int:
@@ -114,14 +137,16 @@ def main() -> int:
     parser.add_argument(
         "--congestion", default="reno", help="TCP's congestion control in the nodes"
     )
+    parser.add_argument("--optimizer", choices=["adamw", "muon"], help="run its cases alone")
     options = parser.parse_args()
     if os.geteuid() != 0 or not (shutil.which("ip") and shutil.which("tc")):
         parser.error("needs root, and ip and tc of iproute2")
+    cases = [case for case in CASES if options.optimizer in (None, case.optimizer)]
     result = {
         **describe_soak("slow_wire"),
         "rate": options.rate,
         "congestion": options.congestion,
-        **measure(options.rate, options.congestion),
+        **measure(options.rate, options.congestion, cases),
     }
     print(json.dumps(result))
     if options.output:
@@ -130,12 +155,13 @@ def main() -> int:
     return int(any(abs(case["measured_over_planned"] - 1) > TOLERANCE for case in result["cases"]))
 
 
-def measure(rate: str, congestion: str) -> dict[str, Any]:
+def measure(rate: str, congestion: str, cases: Sequence[Case]) -> dict[str, Any]:
     """Returns the link alone, and every case with its planned and measured seconds and bytes.
 
     Args:
         rate: The rate of the link, such as 20mbit.
         congestion: Name of TCP's congestion control, such as reno.
+        cases: The cases to run.
     """
     from tests.trainer.tiny_dataset import write_tiny_dataset
 
@@ -147,7 +173,7 @@ def measure(rate: str, congestion: str) -> dict[str, Any]:
             limit_link(nodes, rate)
             alone = measure_link(nodes, rate)
             print(json.dumps(alone), file=sys.stderr)
-            for number, case in enumerate(CASES):
+            for number, case in enumerate(cases):
                 row = measure_case(folder, nodes, rate, number, case)
                 print(json.dumps(row), file=sys.stderr)
                 rows.append(row)
@@ -232,6 +258,7 @@ def plan_case(folder: Path, rate: str, case: Case, computing: float) -> dict[str
         case: Settings of the runs.
         computing: Seconds of a step over the unlimited link, which count as arithmetic.
     """
+    from trainer.engine.muon_costs import count_muon_costs
     from trainer.model.config import ModelSettings
     from trainer.preflight.plan import plan_phases, wire_of
     from trainer.preflight.settings import PlanSettings
@@ -263,13 +290,41 @@ def plan_case(folder: Path, rate: str, case: Case, computing: float) -> dict[str
         bucket_size=case.bucket_elements,
     )
     wire = wire_of(settings)
-    seconds = time_step(traffic, wire, computing, micro_batches).seconds
+    updating = 0.0
+    if case.optimizer == "muon":
+        costs = count_muon_costs(config, case.zero_stage, 2, case.bucket_elements)
+        traffic = add_exchanges(traffic, costs, case.muon_precision)
+        updating = costs.flops / orthogonalising_rate(case.muon_precision)
+    passes = computing - updating
+    seconds = time_step(traffic, wire, passes, micro_batches, updating=updating).seconds
     if case.waits_for_weights:
         gradients = replace(traffic, weight_bytes=0.0, weight_trips=0)
         weights = replace(traffic, gradient_bytes=0.0, gradient_trips=0)
         seconds = time_step(gradients, wire, computing, micro_batches).seconds
         seconds += time_step(weights, wire, 0.0, 1).wire
     return {"seconds": seconds, "bytes": traffic.total_bytes}
+
+
+def orthogonalising_rate(precision: str) -> float:
+    """Returns the operations per second at which one thread orthogonalises a matrix of `MODEL`.
+
+    Args:
+        precision: Number format of the products, "fp32" or "bf16".
+    """
+    import torch
+
+    from trainer.optim.muon import orthogonalise
+    from trainer.optim.owners import orthogonalising_flops
+
+    torch.set_num_threads(1)
+    shape = (MODEL["intermediate_size"], MODEL["hidden_size"])
+    matrix = torch.randn(shape, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    seconds = []
+    for _ in range(9):
+        began = time.monotonic()
+        orthogonalise(matrix)
+        seconds.append(time.monotonic() - began)
+    return orthogonalising_flops(shape) / statistics.median(seconds)
 
 
 def train(folder: Path, nodes: list[str], output: Path, case: Case) -> dict[int, int]:
@@ -286,6 +341,7 @@ def train(folder: Path, nodes: list[str], output: Path, case: Case) -> dict[int,
     config = {
         **case.settings,
         "phases": [case.phase],
+        "optimizer": case.optimizer_settings,
         "deepspeed": f"{output}.json",
         "model": {"preset": "tiny", "overrides": MODEL},
         "validation": {"interval": 0},
