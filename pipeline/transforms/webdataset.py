@@ -37,7 +37,7 @@ import apache_beam as beam
 from apache_beam.transforms.error_handling import ErrorHandler
 
 from pipeline.jobs import metrics
-from pipeline.jobs.broadcast import RefuseOtherCode, hash_code, refuse_other_code
+from pipeline.jobs.broadcast import hash_code, refuse_other_code
 from pipeline.shards.records import json_bytes
 from pipeline.shards.shard_file import end_of_tar
 from pipeline.storage.folder import Folder
@@ -268,8 +268,8 @@ class WriteToWebDataset(
             to_group = "ToRanges" >> beam.Map(to_range, rule).with_output_types(tuple[int, bytes])
         else:
             to_group = "ToShards" >> beam.Map(to_shard, plan).with_output_types(tuple[int, bytes])
-        write = beam.FlatMap(write_group, plan, rule).with_output_types(ShardRow)
-        groups = encoded | to_group | beam.GroupByKey() | RefuseOtherCode()
+        write = beam.ParDo(WriteShards(rule), plan).with_output_types(ShardRow)
+        groups = encoded | to_group | beam.GroupByKey()
         written, not_written = _apply(groups, "WriteShards", write, rule)
         urls = (
             written
@@ -347,15 +347,21 @@ def to_dead_letter(rejected: RejectedSample) -> tuple[Any, tuple[type, str, list
     return rejected.sample, (BadSampleError, rejected.message, [])
 
 
-class EncodeSamples(beam.DoFn):  # type: ignore[misc]
-    """Encodes samples (`encode_or_reject`), after checking that the worker has the launcher's code.
+class _OfSameCode(beam.DoFn):  # type: ignore[misc]
+    """A step that first checks that its worker has the launcher's code.
 
-    Beam's `setup` makes the check once in each worker process, since a step of its own would take
-    time for every sample.
+    Beam's `setup` makes the check once in each worker process. A step of its own
+    (`RefuseOtherCode`) would take time for every sample. Before WriteShards it would also send all
+    samples through a worker once more: runners end a stage before a step that reads a side input,
+    and what passes from stage to stage leaves the worker and comes back.
     """
 
     def __init__(self, rule: ShardRule) -> None:
-        """Keeps the rule, and the hash of the code of this process, which is the launcher."""
+        """Keeps the rule, and the hash of the code of this process, which is the launcher.
+
+        Args:
+            rule: What the step needs of the settings.
+        """
         self._rule = rule
         self._code = hash_code()
 
@@ -363,9 +369,21 @@ class EncodeSamples(beam.DoFn):  # type: ignore[misc]
         """Raises ValueError if this worker has other code of this package than the launcher."""
         refuse_other_code(None, self._code)
 
+
+class EncodeSamples(_OfSameCode):
+    """Encodes samples (`encode_or_reject`)."""
+
     def process(self, sample: Mapping[str, Any]) -> Iterator[Any]:
         """Yields what `encode_or_reject` yields for a sample."""
         return encode_or_reject(sample, self._rule)
+
+
+class WriteShards(_OfSameCode):
+    """Writes the shards of groups of samples (`write_group`)."""
+
+    def process(self, group: tuple[int, Iterable[bytes]], plan: Plan) -> Iterator[Any]:
+        """Yields what `write_group` yields for a group."""
+        return write_group(group, plan, self._rule)
 
 
 def encode_or_reject(sample: Mapping[str, Any], rule: ShardRule) -> Iterator[Any]:

@@ -418,6 +418,17 @@ def test_a_runners_page_names_the_transform_its_stages_and_where_it_writes(tmp_p
     assert labels <= {each.unique_name for each in stages}
 
 
+@pytest.mark.parametrize("num_shards", [None, 4])
+def test_grouped_samples_reach_the_step_that_writes_them_without_another(num_shards, tmp_path):
+    """A step between would move all samples through a worker once more (`_OfSameCode`)."""
+    pipeline = beam.Pipeline()
+    _ = pipeline | beam.Create(SAMPLES) | WriteToWebDataset(tmp_path, num_shards=num_shards)
+    graph = pipeline.to_runner_api(use_fake_coders=True).components
+    steps = {each.unique_name.partition("/")[2]: each for each in graph.transforms.values()}
+    given = set(steps["WriteShards"].inputs.values())
+    assert given & set(steps["GroupByKey"].outputs.values())
+
+
 # Lies of a runner: of groups that reach WriteShards, of what was counted, and of what was written.
 OTHER = encode_sample({"__key__": "of-another-job", "txt": "x"}, MAX_BYTES)
 
