@@ -43,8 +43,9 @@ Array = npt.NDArray[Any]
 class Block:
     """Some consecutive instances of one shard, laid end to end in numpy arrays.
 
-    An instance is `[CLS] A [SEP] B [SEP]`. A block has N instances of T tokens in all, of which M
-    are masked. Arrays of a block that was decoded are read-only.
+    An instance is `[CLS] A [SEP] B [SEP]`, or `[CLS] A [SEP]` in a dataset of one segment
+    (`pipeline.shards.instance_kind`). A block has N instances of T tokens in all, of which M are
+    masked. Arrays of a block that was decoded are read-only.
 
     Example:
         The tokens of instance `n` before they were masked:
@@ -60,7 +61,7 @@ class Block:
             They are masked already, and there is no padding.
         offsets: [N + 1] int32. Instance n is `input_ids[offsets[n]:offsets[n + 1]]`.
         segment_a_length: [N] uint16. Number of tokens of type 0 in each instance: [CLS] A [SEP].
-            The tokens after them have type 1.
+            The tokens after them have type 1. If there is one segment, these are all tokens.
         masked_lm_positions: [M] uint16. Masked positions, counted from the [CLS] of their instance,
             and ascending in each instance.
         masked_lm_ids: [M], same dtype as input_ids. The original tokens at these positions.
@@ -69,7 +70,8 @@ class Block:
         is_random_next: [N] bool. True if B is from another document and does not follow A (BERT's
             next_sentence_label 1).
         document_a: [N] uint64. First 64 bits of the id of the document that A is from.
-        document_b: [N] uint64. First 64 bits of the id of the document that B is from.
+        document_b: [N] uint64. First 64 bits of the id of the document that B is from. If there is
+            one segment, it equals document_a.
     """
 
     input_ids: Array

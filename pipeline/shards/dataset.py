@@ -31,6 +31,7 @@ from pipeline.shards.manifest import (
 )
 from pipeline.shards.records import BlockTable, Manifest, Shard
 from pipeline.shards.redactions import is_redacted
+from pipeline.shards.unpack import check_segments
 from pipeline.storage.ahead import map_ahead
 from pipeline.storage.faults import ATTEMPTS, reread_damaged
 from pipeline.storage.folder import Folder
@@ -437,4 +438,6 @@ def _read_block(dataset: Dataset, shard: Shard, table: BlockTable, number: int) 
         return data
 
     data = reread_damaged(read, is_local=dataset.is_local, is_expected=True)
-    return decode_block(data, where)
+    block = decode_block(data, where)
+    check_segments(block, dataset.manifest.settings, where)
+    return block

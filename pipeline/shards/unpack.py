@@ -1,9 +1,13 @@
-"""Decodes a stored block, and checks it against the block table and the vocabulary."""
+"""Decodes a stored block, and checks it against the block table and the manifest."""
+
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from pipeline.shards.block import Array, Block, decode_block
-from pipeline.shards.records import BlockTable, Shard
+from pipeline.shards.instance_kind import has_pairs
+from pipeline.shards.records import BlockTable, Manifest, Shard
 
 
 def unpack_block(
@@ -11,7 +15,7 @@ def unpack_block(
     table: BlockTable,
     index: int,
     shard: Shard,
-    vocab_size: int,
+    manifest: Manifest,
     where: str,
 ) -> Block:
     """Returns a block of a shard, after checking that it is the block that the table describes.
@@ -21,12 +25,12 @@ def unpack_block(
         table: The shard's block table.
         index: The block's place in the table, from 0.
         shard: The shard.
-        vocab_size: The size of the dataset's vocabulary.
+        manifest: The manifest of the dataset.
         where: Shard and number of the block, for messages.
 
     Raises:
         ValueError: The bytes are not a block, the table says another number of instances or tokens,
-            or the block breaks a rule of `check_block`.
+            or the block breaks a rule of `check_block` or `check_segments`.
     """
     block = decode_block(body, where)
     instances = int(table.instances[index])
@@ -34,7 +38,8 @@ def unpack_block(
     if (block.num_instances, block.num_tokens) != (instances, tokens):
         found = f"{block.num_instances} instances of {block.num_tokens} tokens"
         raise ValueError(f"{where}: {found}, the block table says {instances} of {tokens}")
-    check_block(block, shard.seq_len, vocab_size, where)
+    check_block(block, shard.seq_len, manifest.vocab_size, where)
+    check_segments(block, manifest.settings, where)
     return block
 
 
@@ -62,6 +67,28 @@ def check_block(block: Block, seq_len: int, vocab_size: int, where: str) -> None
     limits = lengths.astype(np.uint16).repeat(block.masked_lengths)
     _expect_below(
         "masked_lm_position", block.masked_lm_positions, limits, block.masked_offsets, where
+    )
+
+
+def check_segments(block: Block, settings: Mapping[str, Any], where: str) -> None:
+    """Checks that every instance has two segments, or every one has one, as the dataset says.
+
+    Args:
+        block: A decoded block.
+        settings: The settings in the dataset's manifest.
+        where: Shard and number of the block, for messages.
+
+    Raises:
+        ValueError: An instance has one segment in a dataset of pairs, or two in another dataset.
+            The message names the first such instance.
+    """
+    are_pairs = has_pairs(settings)
+    is_wrong = (block.segment_a_length < block.lengths) != are_pairs
+    if not is_wrong.any():
+        return
+    found = "one segment, expected two" if are_pairs else "two segments, expected one"
+    raise ValueError(
+        f"{where}, instance {int(np.argmax(is_wrong))}: {found}; restore or rebuild the dataset"
     )
 
 

@@ -479,4 +479,4 @@ def _check_block(
     data = memoryview(tar)[start : start + size]
     if len(data) != size or checksum(data) != int(table.crc32[number]):
         raise ValueError(f"{where}: crc32 of bytes {start}-{start + size} is not the block table's")
-    return unpack_block(data, table, number, shard, dataset.manifest.vocab_size, where)
+    return unpack_block(data, table, number, shard, dataset.manifest, where)

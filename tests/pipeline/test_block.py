@@ -141,7 +141,7 @@ ENDED = "its end is missing, or other bytes follow it"
         (with_list("input_ids", [0, 6, 11], [None, *IDS[1:]]), "input_ids holds nulls"),
         (with_list("input_ids", [0, 12, 11], IDS), "offsets of input_ids do not fit its 11"),
         (with_list("masked_lm_ids", [0, 2, 2], [11, 14]), "masked_lm_ids differ in length"),
-        (with_column("segment_a_length", pa.array([4, 5], pa.uint16())), "gth reaches past"),
+        (with_column("segment_a_length", pa.array([4, 6], pa.uint16())), "gth reaches past"),
     ],
 )
 def test_what_is_not_a_block_is_refused(data, message):

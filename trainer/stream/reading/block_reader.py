@@ -190,8 +190,8 @@ class BlockReader:
         number = key & (1 << _BLOCK_BITS) - 1
         body = bodies[number - requested.first]
         where = requested.locate(number)
-        vocab_size = requested.dataset.vocab_size
-        block = unpack_block(body, requested.table, number, requested.shard, vocab_size, where)
+        manifest = requested.dataset.manifest
+        block = unpack_block(body, requested.table, number, requested.shard, manifest, where)
         token_dtype = block.input_ids.dtype
         self._token_dtype = self._token_dtype or token_dtype
         if token_dtype != self._token_dtype:
