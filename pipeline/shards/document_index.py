@@ -40,6 +40,7 @@ import numpy.typing as npt
 
 from pipeline.shards.block import Array, checksum, decode_documents
 from pipeline.shards.dataset import Dataset
+from pipeline.shards.instance_kind import has_pairs
 from pipeline.shards.manifest import shard_name
 from pipeline.shards.records import BlockTable, Shard
 from pipeline.storage.ahead import map_ahead
@@ -74,7 +75,8 @@ class Found:
             row of shards.parquet.
         row: int64. The instance's row in the shard, from 0.
         is_a: bool. Whether segment A is from the document.
-        is_b: bool. Whether segment B is from the document. Both are true if B follows A.
+        is_b: bool. Whether segment B is from the document. Both are true if B follows A. If
+            instances have one segment, it is false.
     """
 
     document: Array
@@ -228,7 +230,7 @@ class DocumentIndex:
             shard=np.full(len(entry), place.index, np.int64),
             row=entry >> 2,
             is_a=(entry & _IS_A).astype(bool),
-            is_b=(entry & _IS_B).astype(bool),
+            is_b=(entry & _IS_B).astype(bool) & has_pairs(self.dataset.manifest.settings),
         )
 
     def _path(self, shard: Shard) -> Path:

@@ -36,7 +36,8 @@ class Read:
         shard: The shard's path, relative to the dataset.
         row: The row of the instance in the shard.
         is_a: Whether segment A is from the document.
-        is_b: Whether segment B is from the document. Both are true if B follows A.
+        is_b: Whether segment B is from the document. Both are true if B follows A. If instances
+            have one segment, it is false.
     """
 
     document: int

@@ -165,12 +165,13 @@ def describe_reads(record: Record) -> list[tuple[str, str]]:
     if not record["reads"]:
         lines.append(("read", "never by a step of this run"))
     else:
+        as_b = f", {record['as_random_b']:,} as a random B" if record["as_random_b"] else ""
         lines.append(
             (
                 "read",
                 f"{record['reads']:,} times in {record['steps']:,} steps, from step"
-                f" {record['first_step']:,} to {record['last_step']:,}: {record['as_a']:,} as A,"
-                f" {record['as_random_b']:,} as a random B",
+                f" {record['first_step']:,} to {record['last_step']:,}: {record['as_a']:,} as A"
+                f"{as_b}",
             )
         )
     lines.append(
