@@ -33,6 +33,7 @@ from trainer.preflight.memory import Case, count_memory
 from trainer.preflight.settings import PlanSettings
 from trainer.process.gpus import GPUS
 from trainer.runs.epochs import instances_a_pass, lengthen_phases, main_of
+from trainer.runs.segments import refuse_single_segments
 from trainer.settings import Phase, resolve
 from trainer.stream.order.source import Mixture, open_mixture
 
@@ -335,6 +336,7 @@ def describe_plan(settings: PlanSettings) -> Iterator[str]:
     vocab_size = main.dataset.manifest.vocab_size if main else _DEFAULT_VOCAB_SIZE
     config = settings.model_config(vocab_size)
     _check_batches(settings)
+    refuse_single_segments(settings, mixture)
     phases = plan_phases(settings, config, mixture)
     size = num_parameters(config)
     ranks = f"{settings.world_size} x {settings.gpu}"

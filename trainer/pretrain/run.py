@@ -9,7 +9,6 @@ from typing import Any
 
 from pipeline.shards.document_list import read_document_list, refuse_unknown
 from pipeline.shards.growing import WaitPolicy
-from pipeline.shards.instance_kind import INSTANCES, SEGMENT_PAIRS
 from pipeline.storage.folder import parse_storage_options
 from pipeline.storage.terminal import say
 from trainer.checkpoints.files import STATE, read_state
@@ -29,7 +28,7 @@ from trainer.model.bert import BertForPreTraining, build_model, compile_model
 from trainer.model.config import BertConfig
 from trainer.optim.build_optimizer import build_optimizer
 from trainer.optim.sharded import ShardedOptimizer
-from trainer.pretrain.objectives import WITH_NSP, freeze_unused
+from trainer.pretrain.objectives import freeze_unused
 from trainer.pretrain.pairs import ValidationPairs, load_pairs
 from trainer.process.precision import Choice, Device, Precision, choose_precision, weakest
 from trainer.process.ranks import Ranks, describe_device, together
@@ -43,6 +42,7 @@ from trainer.runs.run_folder import (
     masking_of,
     prepare_run,
 )
+from trainer.runs.segments import refuse_single_segments
 from trainer.settings import Phase, PretrainSettings
 from trainer.stream.known import KnownPasses
 from trainer.stream.left_out import LeftOutDocuments
@@ -779,15 +779,9 @@ def check_mixture(settings: PretrainSettings, mixture: Mixture, world_size: int)
             number of ranks.
     """
     config = settings.model_config(mixture[0].dataset.manifest.vocab_size)
+    refuse_single_segments(settings, mixture)
     needed = {phase.seq_len for phase in settings.phases}
     for source in mixture:
-        instances = source.dataset.manifest.settings.get(INSTANCES, SEGMENT_PAIRS)
-        if settings.objective == WITH_NSP and instances != SEGMENT_PAIRS:
-            raise ValueError(
-                f"{source.dataset.url}: its instances ({instances}) have one segment, from which"
-                " next sentence prediction cannot be learned; give --objective mlm, or a dataset"
-                f" with --instances {SEGMENT_PAIRS}"
-            )
         groups = source.dataset.manifest.groups
         existing = {group.seq_len for group in groups if group.split == "train"}
         missing = sorted(needed - existing)
