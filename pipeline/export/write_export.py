@@ -19,6 +19,7 @@ from pipeline.export.tfrecord import write_records
 from pipeline.instances.masking import most_predictions
 from pipeline.shards.block import Block
 from pipeline.shards.dataset import Dataset, read_blocks
+from pipeline.shards.instance_kind import has_pairs
 from pipeline.shards.records import Shard, json_bytes
 from pipeline.shards.unpack import check_block
 from pipeline.storage.faults import StorageError
@@ -150,8 +151,14 @@ def describe_export(plan: Mapping[str, Any], url: str) -> str:
         plan: The result of `plan_export`.
         url: The folder.
     """
+    written = f"{url}: {len(plan['files'])} files, {plan['instances']:,} instances"
+    if not has_pairs(plan["settings"]):
+        written += (
+            " of one segment: segment_ids and next_sentence_labels are all 0, so next sentence"
+            " prediction cannot be learned from them"
+        )
     usage = EXPORT_FORMATS[plan["format"]].usage.format(url=url, **plan)
-    return f"{url}: {len(plan['files'])} files, {plan['instances']:,} instances\n{usage}"
+    return f"{written}\n{usage}"
 
 
 def _shards(dataset: Dataset, split: str, seq_len: int) -> list[Shard]:

@@ -13,6 +13,7 @@ import yaml
 
 from pipeline.inspect.mixture import find_dropped
 from pipeline.shards.dataset import Dataset
+from pipeline.shards.instance_kind import INSTANCES, has_pairs
 from pipeline.shards.redactions import describe_redactions
 
 CARD = "README.md"
@@ -26,11 +27,12 @@ _LICENCES = re.compile(
 """Licences that the Hub has a name for; the card calls any other licence `other`."""
 _SIZES = ("1K", "10K", "100K", "1M", "10M", "100M", "1B", "10B", "100B", "1T")
 """Limits of the Hub's size classes."""
+_RECIPE = "configs/pretrain/bert-base.yaml"
 _USE = """## Use
 
 ```bash
 hf download OWNER/NAME --repo-type dataset --local-dir data
-python -m trainer pretrain --config configs/pretrain/bert-base.yaml --data data --output run
+python -m trainer pretrain --config {recipe} --data data --output run
 ```
 
 The shards are tar files of Arrow blocks, which `webdataset` iterates too. `manifest.json` has every
@@ -55,6 +57,7 @@ def dataset_card(numbers: Mapping[str, Any]) -> bytes:
     Args:
         numbers: The result of `pipeline.inspect.summary.summarize_dataset`.
     """
+    recipe = _RECIPE if has_pairs(numbers["settings"]) else f"{_RECIPE} --objective mlm"
     metadata = yaml.safe_dump(_metadata(numbers), sort_keys=False, allow_unicode=True)
     lines = [
         f"---\n{metadata}---\n",
@@ -67,7 +70,7 @@ def dataset_card(numbers: Mapping[str, Any]) -> bytes:
             f" | {_plain(row['language'])} | {row['documents']:,} | {row['tokens']:,} |"
             for row in numbers["mixture"]
         ),
-        f"\n{_USE}",
+        f"\n{_USE.format(recipe=recipe)}",
     ]
     text = "\n".join(lines).encode()
     return text + f"<!-- written by build: {_digest(text)} -->\n".encode()
@@ -86,8 +89,11 @@ def describe_in_words(numbers: Mapping[str, Any]) -> Iterator[str]:
         numbers: The result of `pipeline.inspect.summary.summarize_dataset`.
     """
     counters = numbers["counters"]
+    kind = "Masked and paired instances"
+    if not has_pairs(numbers["settings"]):
+        kind = f"Masked instances of one segment ({numbers['settings'][INSTANCES]})"
     yield (
-        f"Masked and paired instances to pretrain BERT on, from {counters['documents']:,} distinct"
+        f"{kind} to pretrain BERT on, from {counters['documents']:,} distinct"
         f" documents of {counters['distinct_tokens']:,} tokens, with a vocabulary of"
         f" {numbers['vocab_size']:,}."
     )

@@ -271,7 +271,7 @@ def _say_what_is_one_document(corpus: Corpus) -> None:
         " lines where each line is one"
     )
     if len(ranges) == 1:
-        raise ValueError(f"{largest.url}: is one document, and no pairs come of one; {cure}")
+        raise ValueError(f"{largest.url}: is one document, and a dataset needs two; {cure}")
     share = largest.num_bytes / sum(file_range.num_bytes for file_range in ranges)
     if share > _LARGE_SHARE:
         say(f"{show(largest.url)}: is one document, {share:.0%} of the input; {cure}")

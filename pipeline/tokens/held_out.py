@@ -141,8 +141,8 @@ def choose_held_out(sources: Sequence[SourceTotals], fraction: float, most_token
     num_documents = sum(source.documents for source in sources)
     if num_documents < 2:
         raise ValueError(
-            f"the input holds {num_documents} distinct document(s), at least 2 are needed: next"
-            " sentence prediction takes a random B from another document of the split; add text"
+            f"the input holds {num_documents} distinct document(s), at least 2 are needed; add"
+            " text, or say how it is divided into documents (--format)"
         )
     if fraction <= 0 or num_documents < LEAST_DOCUMENTS:
         return HeldOut(b"", (HeldOutSource(),) * len(sources))

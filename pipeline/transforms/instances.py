@@ -27,7 +27,8 @@ class ReadInstances(
     - `split`: "train" or "validation".
     - `seq_len`: the length that the instance was made for.
     - `pass_index`: the number of its pass, from 0.
-    - `input_ids`: list of the token ids, [CLS] A [SEP] B [SEP]. Masks are already applied.
+    - `input_ids`: list of the token ids, [CLS] A [SEP] B [SEP], or [CLS] A [SEP] in a dataset of
+      one segment. Masks are already applied.
     - `segment_a_length`: number of tokens in [CLS] A [SEP], which have type 0.
     - `masked_lm_positions`: list of the positions to predict, ascending.
     - `masked_lm_ids`: list of the ids to predict at these positions.

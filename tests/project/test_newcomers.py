@@ -59,7 +59,7 @@ MISTAKES = [
     # Text.
     ("build --input missing.txt --output data", "missing.txt: found no file; expected a file, a "),
     ("build --input empty --output data", "empty: found no file; expected a file, a folder with"),
-    ("build --input file --output data --workers 1", "is one document, and no pairs come of one"),
+    ("build --input file --output data --workers 1", "is one document, and a dataset needs two"),
     ("build --input bad.jsonl --output data --workers 1", "bad.jsonl"),
     ("build --input broken.jsonl --output data --workers 1", "broken.jsonl"),
     ("build --input zipped.txt --output data --workers 1", "zipped.txt"),
