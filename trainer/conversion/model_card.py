@@ -105,6 +105,8 @@ def _describe_training(provenance: Mapping[str, Any]) -> Rows:
     """Yields how the model was pretrained, for how long, and with which hardware and software."""
     training = provenance.get("training", {})
     yield "objective", provenance.get("objective")
+    kinds = [dataset.get("instances") for dataset in provenance.get("datasets", ())]
+    yield "instances", " and ".join(dict.fromkeys(filter(None, kinds)))
     for key in ("steps", "tokens_seen", "instances_seen"):
         yield key.replace("_", " "), _count(provenance.get(key))
     for key in ("masking", "optimizer", "precision", "seed"):

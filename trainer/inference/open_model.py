@@ -266,7 +266,7 @@ def _read_run(run: RunFolder, checkpoint: Path) -> OpenedModel:
     check_weights(weights, str(checkpoint / MODEL))
     _refuse_other_weights(weights, config, str(checkpoint))
 
-    keys = ("name", "weight", "root_hash", "licences")
+    keys = ("name", "weight", "root_hash", "instances", "licences")
     datasets = [
         {key: dataset[key] for key in keys if dataset.get(key)} for dataset in facts["datasets"]
     ]

@@ -4,7 +4,8 @@
     mlm            masked tokens (5.1, "No NSP")
     left-to-right  every token from the tokens before it, nothing masked (5.1, "LTR & No NSP")
 
-The instances are the same for all three: masked pairs. The last objective undoes their masks.
+The instances are the same for all three: masked pairs of segments. The last two objectives also
+learn from instances of one segment. The last one undoes the masks.
 """
 
 import dataclasses

@@ -18,6 +18,7 @@ from pipeline.shards.document_list import (
     parse_document_list,
 )
 from pipeline.shards.growing import UNKNOWN_HASH
+from pipeline.shards.instance_kind import INSTANCES, SEGMENT_PAIRS
 from pipeline.storage.hub import revision_of
 from pipeline.storage.local import replace_file
 from pipeline.storage.secret_values import hide_in
@@ -322,6 +323,7 @@ def dataset_facts(source: WeightedDataset) -> dict[str, Any]:
         "weight": source.weight,
         "root_hash": None if manifest.root_hash == UNKNOWN_HASH else manifest.root_hash,
         "settings_hash": manifest.settings_hash,
+        "instances": manifest.settings.get(INSTANCES, SEGMENT_PAIRS),
         **WordRule.from_content(manifest.settings).content(),
         "vocab_sha256": manifest.vocab_sha256,
         "tokenizer_sha256": manifest.tokenizer_sha256,

@@ -128,7 +128,8 @@ def _describe(run: ReadRun) -> Iterator[str]:
     yield str(run.path)
     for dataset in run.facts.get("datasets", ()):
         root_hash = str(dataset.get("root_hash"))[:16]
-        yield f"data: {dataset.get('name')} at {dataset.get('url')}, root hash {root_hash}"
+        kind = f", {dataset['instances']}" if "instances" in dataset else ""
+        yield f"data: {dataset.get('name')} at {dataset.get('url')}, root hash {root_hash}{kind}"
     yield from _describe_training(run)
     if "masking" in run.facts:
         yield f"masking: {run.facts['masking']}"

@@ -45,7 +45,7 @@ class MicroBatch(PackedInputs):
         Sequence b holds the tokens cu_seqlens[b] to cu_seqlens[b + 1] - 1:
 
         ```python
-        first = batch.input_ids[: batch.cu_seqlens[1]]  # [CLS] A [SEP] B [SEP], masked
+        first = batch.input_ids[: batch.cu_seqlens[1]]  # such as [CLS] A [SEP] B [SEP], masked
         original = batch.input_ids.int().clone()
         original[batch.masked_positions.long()] = batch.masked_labels.int()
         ```
