@@ -170,7 +170,10 @@ def test_each_line_is_a_document(texts, vocab_file, tmp_path):
 @pytest.mark.parametrize(
     ("files", "said"),
     [
-        ({"a.txt": b"One. " * 50}, "a.txt: is one document, and a dataset needs two; .* or --format lines"),
+        (
+            {"a.txt": b"One. " * 50},
+            "a.txt: is one document, and a dataset needs two; .* or --format lines",
+        ),
         ({"a.txt": gzip.compress(b"One.")}, "a.txt: holds gzip data, .* rename it to end in .gz"),
     ],
 )
