@@ -34,7 +34,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -77,6 +77,9 @@ class Case:
             (waiting_run.py), to measure what it saves that they travel while the next one begins.
         optimizer: Name of the optimizer, "adamw" or "muon".
         muon_precision: Number format in which Muon orthogonalises.
+        model: Sizes of the model.
+        layer_seconds: Seconds that each layer sleeps in a forward pass. It sleeps twice as long in
+            a backward pass (sleeping_run.py).
     """
 
     precision: str
@@ -87,6 +90,8 @@ class Case:
     waits_for_weights: bool = False
     optimizer: Literal["adamw", "muon"] = "adamw"
     muon_precision: Literal["fp32", "bf16"] = "fp32"
+    model: dict[str, int] = field(default_factory=lambda: MODEL)
+    layer_seconds: float = 0.0
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -108,6 +113,14 @@ class Case:
 
 SEVERAL_BUCKETS = Case("fp32", 1, 8_192, 400, bucket_elements=2**18)
 """Its arithmetic takes about as long as its messages."""
+SLEEPING = Case(
+    "fp32",
+    1,
+    bucket_elements=2**18,
+    model={"num_layers": 8, "hidden_size": 128, "num_heads": 2, "intermediate_size": 512},
+    layer_seconds=0.1,
+)
+"""Its layers sleep, so its passes take as long on a busy machine as on a quiet one."""
 CASES = [
     Case("fp32", 0),
     Case("fp32", 1),
@@ -115,16 +128,16 @@ CASES = [
     Case("bf16", 2, micro_tokens=22),
     SEVERAL_BUCKETS,
     replace(SEVERAL_BUCKETS, waits_for_weights=True),
-    replace(SEVERAL_BUCKETS, optimizer="muon"),
-    replace(SEVERAL_BUCKETS, optimizer="muon", bucket_elements=BUCKET_ELEMENTS),
-    replace(SEVERAL_BUCKETS, optimizer="muon", muon_precision="bf16"),
-    replace(
-        SEVERAL_BUCKETS, optimizer="muon", muon_precision="bf16", bucket_elements=BUCKET_ELEMENTS
+    *(
+        replace(SLEEPING, optimizer=optimizer, bucket_elements=size)
+        for optimizer in ("adamw", "muon")
+        for size in (2**18, BUCKET_ELEMENTS)
     ),
+    replace(SLEEPING, optimizer="muon", muon_precision="bf16"),
 ]
 """In the first four a rank has at most 64 tokens a step, in 1 or 3 micro-batches.
 
-Muon runs with several buckets and with a single one, which cannot overlap.
+In the last five the model has several buckets, or a single one, which cannot overlap.
 """
 
 
@@ -268,7 +281,7 @@ def plan_case(folder: Path, rate: str, case: Case, computing: float) -> dict[str
     settings = PlanSettings(
         data=[str(folder / "data")],
         phases=[Phase(**case.phase)],
-        model=ModelSettings("tiny", MODEL),
+        model=ModelSettings("tiny", case.model),
         world_size=2,
         node_size=1,
         link=rate,
@@ -294,7 +307,7 @@ def plan_case(folder: Path, rate: str, case: Case, computing: float) -> dict[str
     if case.optimizer == "muon":
         costs = count_muon_costs(config, case.zero_stage, 2, case.bucket_elements)
         traffic = add_exchanges(traffic, costs, case.muon_precision)
-        updating = costs.flops / orthogonalising_rate(case.muon_precision)
+        updating = costs.flops / orthogonalising_rate(case)
     passes = computing - updating
     seconds = time_step(traffic, wire, passes, micro_batches, updating=updating).seconds
     if case.waits_for_weights:
@@ -305,20 +318,17 @@ def plan_case(folder: Path, rate: str, case: Case, computing: float) -> dict[str
     return {"seconds": seconds, "bytes": traffic.total_bytes}
 
 
-def orthogonalising_rate(precision: str) -> float:
-    """Returns the operations per second at which one thread orthogonalises a matrix of `MODEL`.
-
-    Args:
-        precision: Number format of the products, "fp32" or "bf16".
-    """
+def orthogonalising_rate(case: Case) -> float:
+    """Returns the operations per second at which one thread orthogonalises a case's matrices."""
     import torch
 
     from trainer.optim.muon import orthogonalise
     from trainer.optim.owners import orthogonalising_flops
 
     torch.set_num_threads(1)
-    shape = (MODEL["intermediate_size"], MODEL["hidden_size"])
-    matrix = torch.randn(shape, dtype=torch.bfloat16 if precision == "bf16" else torch.float32)
+    shape = (case.model["intermediate_size"], case.model["hidden_size"])
+    is_half = case.muon_precision == "bf16"
+    matrix = torch.randn(shape, dtype=torch.bfloat16 if is_half else torch.float32)
     seconds = []
     for _ in range(9):
         began = time.monotonic()
@@ -343,7 +353,7 @@ def train(folder: Path, nodes: list[str], output: Path, case: Case) -> dict[int,
         "phases": [case.phase],
         "optimizer": case.optimizer_settings,
         "deepspeed": f"{output}.json",
-        "model": {"preset": "tiny", "overrides": MODEL},
+        "model": {"preset": "tiny", "overrides": case.model},
         "validation": {"interval": 0},
         "checkpoint": {"interval": 0},
         "safety": {"weights_interval": 0},
@@ -355,9 +365,11 @@ def train(folder: Path, nodes: list[str], output: Path, case: Case) -> dict[int,
         address = ["--master_addr", ADDRESS, "--master_port", str(PORT)]
         place = ["--nnodes", "2", "--nproc_per_node", "1", "--node_rank", str(rank), *address]
         command = ["ip", "netns", "exec", node, sys.executable, "-m", "torch.distributed.run"]
-        program = [f"{ROOT}/scripts/soak/waiting_run.py"]
-        if not case.waits_for_weights:
-            program = ["-m", "trainer"]
+        program = ["-m", "trainer"]
+        if case.waits_for_weights:
+            program = [f"{ROOT}/scripts/soak/waiting_run.py"]
+        if case.layer_seconds:
+            program = [f"{ROOT}/scripts/soak/sleeping_run.py", str(case.layer_seconds)]
         flags = ["--config", f"{output}.yaml", "--data", f"{folder}/data", "--output", str(output)]
         with Path(f"{output}-{rank}.log").open("w") as log:
             process = subprocess.Popen(
