@@ -130,7 +130,12 @@ def _flink_settings(home: Path, folder: Path, rest: int, rpc: int) -> dict[str, 
         "jobmanager.rpc.port": rpc,
         "io.tmp.dirs": str(folder / "tmp"),
     }
-    found |= {"jobmanager.memory.process.size": "1100m", "taskmanager.memory.process.size": "1500m"}
+    # There must be room for the page's off-heap memory, which is taken only when it is needed.
+    found |= {
+        "jobmanager.memory.process.size": "1100m",
+        "taskmanager.memory.process.size": "2700m",
+        "taskmanager.memory.managed.size": "420m",
+    }
     shutil.copytree(home / "conf", folder / "conf")
     (folder / "tmp").mkdir()
     (folder / "conf/config.yaml").write_text(
