@@ -41,7 +41,7 @@ MISTAKES = [
     (f"{BUILD} --do_lower_case", "unknown flag --do_lower_case; did you mean --lower_case?"),
     (f"{BUILD} --vocab_size 30k", "--vocab_size: found '30k', expected a whole number"),
     (f"{BUILD} --seq_lens 128,512", "several values stand apart by spaces"),
-    (f"{BUILD} --vocab ''", "--vocab: found '', expected text; is a variable of the shell empty?"),
+    (f"{BUILD} --vocab ''", "--vocab: found '', expected text or null; is a variable of the shell"),
     (f"{BUILD} --seq_lens 4", "seq_lens is [4]; it must be one or more lengths, each 8 to 65535"),
     (f"{BUILD} --masked_lm_prob 15", "masked_lm_prob is 15.0; it must be above 0 and below 1"),
     (f"{BUILD} --format txt", "--format: found 'txt', expected one of auto, text, "),
