@@ -249,7 +249,7 @@ def count_predictions(
         rule: The rule by which instances are masked.
     """
     counts = np.rint(lengths * rule.masked_lm_prob)
-    num_specials = np.where(segment_a_length < lengths, 3, 2)
+    num_specials = np.where(segment_a_length < lengths, 3, 2)  # [CLS] and one [SEP] per segment
     most = np.minimum(lengths - num_specials, rule.max_predictions)
     clipped: npt.NDArray[np.int64] = np.clip(counts, 1, most).astype(np.int64)
     return clipped

@@ -208,10 +208,6 @@ def _broken_shape(block: Block, rules: InstanceRules) -> Iterator[tuple[str, Boo
     rest = lengths - middle
     yield f"longer than {rules.seq_len} tokens", lengths > rules.seq_len
     yield "a segment without a token", (middle < 3) | (rest == 1)
-    if rules.has_pairs:
-        yield "one segment, expected two", rest == 0
-    else:
-        yield "two segments, expected one", rest != 0
     positions = block.masked_lm_positions.astype(np.int64)
     owner = _owners(block.masked_offsets)
     yield "a masked position past its end", _rows(owner, positions >= lengths[owner], block)
