@@ -10,6 +10,10 @@ system, of all its processes) when it ends or is stopped. A finished stage is no
 trainer goes on from its newest checkpoint, so the same command again goes on. One thread trains:
 runs on CPUs of one kind are equal to the last bit.
 
+`--build_flags` and `--train_flags` change the settings, for example to compare another kind of
+instances. A CPU that does not multiply in bf16 trains at a useful speed only with
+`--train_flags "--precision fp32 --optimizer.muon_precision fp32"`.
+
 The last line of the output is JSON: the score (the mean over BLiMP's 12 phenomena), each
 phenomenon, CPU-minutes of each stage, the price of all but scoring, root hash, commit, versions.
 """
@@ -145,15 +149,21 @@ def sum_bill(lines: Iterable[Row]) -> dict[str, float]:
     return totals
 
 
-def is_finished(lines: Iterable[Row], stage: str) -> bool:
-    """Returns whether a stage of the bill has ended well."""
-    return any(line["stage"] == stage and line.get("exit") == 0 for line in lines)
-
-
 def format_price(cpu_minutes: float, price: Mapping[str, Any]) -> str:
     """Returns what so many CPU-minutes cost, where and when."""
     usd = cpu_minutes / 60 * price["usd_per_hour"] / price["vcpus"]
     return f"{usd:.2f} USD ({price['machine']}, {price['date']})"
+
+
+def find_end(lines: Iterable[Row], stage: str) -> str | None:
+    """Returns the command with which a stage of the bill ended well, or None if none did."""
+    command = None
+    for line in lines:
+        if line["stage"] == stage:
+            command = line.get("command", command)
+            if line.get("exit") == 0:
+                return str(command)
+    return None
 
 
 def run_stage(stage: Stage, folder: Path, where: Path) -> None:
@@ -166,12 +176,17 @@ def run_stage(stage: Stage, folder: Path, where: Path) -> None:
 
     Raises:
         RuntimeError: The command failed. The message names its log.
+        ValueError: The stage was finished with another command.
     """
     bill = folder / "bill.jsonl"
-    if is_finished(read_bill(bill), stage.name):
+    command = [sys.executable, "-m", *stage.arguments]
+    finished = find_end(read_bill(bill), stage.name)
+    if finished is not None:
+        if finished.partition(" -m ")[2] != " ".join(stage.arguments):
+            cure = "give another --work, or the flags of that run"
+            raise ValueError(f"{folder}: {stage.name} was run as {finished!r}; {cure}")
         return
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", *stage.arguments]
     log = folder / f"{stage.name}.log"
     add_line(bill, {"stage": stage.name, "command": " ".join(command)})
     began = time.time()
@@ -220,9 +235,11 @@ def list_stages(own: argparse.Namespace, track: Mapping[str, Any], folder: Path)
     run = str(folder / "run")
     model = str(folder / "model")
     build = ["pipeline", "build", "--config", str(ROOT / track["data"]), "--output", data]
+    build += own.build_flags.split()
     train = ["trainer", "pretrain", "--config", str(ROOT / track["config"])]
     train += [*track["models"][own.model].split()]
     train += ["--data", data, "--output", run, "--seed", str(own.seed)]
+    train += own.train_flags.split()
     export = ["trainer", "export", run, "--output", model]
     score = ["trainer", "evaluate", "--model", model, "--pairs", str(Path(own.pairs).resolve())]
     score += ["--output", str(folder / "pairs.json")]
@@ -282,6 +299,8 @@ def run_track(own: argparse.Namespace, track: Mapping[str, Any], price: Mapping[
             "track": own.track,
             "model": own.model,
             "flags": track["models"][own.model],
+            "build_flags": own.build_flags,
+            "train_flags": own.train_flags,
             "seed": own.seed,
         },
         PACKAGES,
@@ -307,6 +326,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--pairs", required=True, help="BLiMP, as evaluate --pairs takes it")
     parser.add_argument("--work", required=True, help="folder of datasets and runs")
     parser.add_argument("--seed", type=int, default=0, help="of weights and of the order")
+    parser.add_argument("--build_flags", default="", help="more flags of build, in one argument")
+    parser.add_argument("--train_flags", default="", help="more flags of pretrain, the same")
     return parser.parse_args()
 
 

@@ -11,8 +11,8 @@ from scripts.bench.babylm import (
     count_sources,
     count_words,
     describe_run,
+    find_end,
     format_price,
-    is_finished,
     mean_of_phenomena,
     read_bill,
     run_stage,
@@ -68,15 +68,15 @@ def test_the_score_is_the_mean_of_twelve_phenomena_whatever_their_sizes():
 def test_a_bill_adds_up_every_attempt(tmp_path):
     assert read_bill(tmp_path / "none.jsonl") == []
     begun, stopped, ended = (
-        {"stage": "train"},
+        {"stage": "train", "command": "python -m trainer"},
         {"stage": "train", "exit": 143, "cpu_seconds": 20.5},
         {"stage": "train", "exit": 0, "cpu_seconds": 40.0},
     )
     build = [{"stage": "build"}, {"stage": "build", "exit": 0, "cpu_seconds": 7.0}]
     lines = [*build, begun, stopped, begun, ended]
     assert sum_bill(lines) == {"build": 7.0, "train": 60.5}
-    assert is_finished(lines, "train")
-    assert not is_finished(lines[:4], "train")
+    assert find_end(lines, "train") == "python -m trainer"
+    assert find_end(lines[:4], "train") is None
     for unknown in (lines[:3], [*build, begun, begun, ended]):
         with pytest.raises(ValueError, match=r"an attempt of train was killed and its CPU is not"):
             sum_bill(unknown)
@@ -108,6 +108,8 @@ def test_a_stage_has_its_cpu_in_the_bill_however_it_ends(tmp_path):
     run_stage(Stage("build", ["this"]), tmp_path, tmp_path)
     assert [line.get("exit") for line in read_bill(bill)] == [None, 0], "once is enough"
     assert sum_bill(read_bill(bill))["build"] > 0
+    with pytest.raises(ValueError, match=r"build was run as '.* -m this'; give another --work"):
+        run_stage(Stage("build", ["this", "--steps", "9"]), tmp_path, tmp_path)
     stopper = "import os, signal, time\nos.kill(os.getppid(), signal.SIGTERM)\ntime.sleep(60)\n"
     (tmp_path / "stopper.py").write_text(stopper)
     for module, code in ("nothing_of_this_name", 1), ("stopper", -15):
@@ -115,4 +117,4 @@ def test_a_stage_has_its_cpu_in_the_bill_however_it_ends(tmp_path):
         with pytest.raises(RuntimeError, match=expected):
             run_stage(Stage("train", [module]), tmp_path, tmp_path)
     assert [line.get("exit") for line in read_bill(bill)][3::2] == [1, -15]
-    assert not is_finished(read_bill(bill), "train")
+    assert find_end(read_bill(bill), "train") is None
