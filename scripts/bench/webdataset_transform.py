@@ -263,7 +263,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], watch: Watch | 
 
 
 def main() -> int:
-    """Measures every number of samples, and prints a JSON line for each."""
+    """Reads the command line, and measures."""
     exit_on_signals()
     parser = make_parser(__doc__)
     engines = ["none", *(name for name in NAMES if name != "dask")]  # Dask cannot run the transform
@@ -277,6 +277,19 @@ def main() -> int:
     parser.add_argument("--work", type=Path, help="folder for temporary files")
     parser.add_argument("beam_arguments", nargs="*", help="after --, for Beam")
     settings = parser.parse_args()
+    try:
+        measure(settings)
+    except RuntimeError as error:
+        raise SystemExit(f"webdataset_transform: {error}") from error
+    return 0
+
+
+def measure(settings: argparse.Namespace) -> None:
+    """Measures every number of samples, and prints a JSON line for each.
+
+    Raises:
+        RuntimeError: The engine is not installed, or a pipeline failed.
+    """
     reference = write_by_shard_writer(settings)
     start = write_on_engine(settings, NUM_FIRST)
     config = {name: value for name, value in vars(settings).items() if name != "work"}
@@ -293,7 +306,6 @@ def main() -> int:
         }
         print_result("webdataset_transform", config, ["apache-beam", "webdataset"], **found)
         sys.stdout.flush()
-    return 0
 
 
 if __name__ == "__main__":

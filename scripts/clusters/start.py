@@ -29,9 +29,9 @@ NAMES = {
     "spark": ("spark", "spark-job-server", "workers"),
     "prism": ("prism", "workers"),
     "beam": ("workers",),
-    "dask": ("dask",),
+    "dask": ("dask", "workers"),
 }
-"""What must be installed for each."""
+"""What must be installed for each. "workers" also builds the wheel of this checkout."""
 _SMALL = {
     "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"
 }  # these programs live for minutes: compiling better costs more
@@ -76,8 +76,13 @@ def start_cluster(
         hooks: A folder with a sitecustomize.py that workers import; None if there is none.
 
     Raises:
-        RuntimeError: A process of the engine did not start; the message has the end of its log.
+        RuntimeError: Something is not installed, or a process of the engine did not start; the
+            message has the end of its log.
     """
+    missing = [part for part in NAMES[name] if not engines()[part].is_installed]
+    if missing:
+        parts = " ".join(missing)
+        raise RuntimeError(f"{name} needs {parts}, not installed yet; run scripts/engines {parts}")
     paths = [str(path) for path in (hooks, find_code()) if path]
     variables = {"PYTHONPATH": os.pathsep.join(paths), "OPENBLAS_NUM_THREADS": "1"}
     starters = {"flink": _flink, "spark": _spark, "prism": _prism, "beam": _beam, "dask": _dask}

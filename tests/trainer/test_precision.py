@@ -2,7 +2,13 @@ import pytest
 
 from trainer.preflight.settings import PlanSettings
 from trainer.pretrain.run import decide_precision
-from trainer.process.precision import Choice, Device, choose_precision, weakest
+from trainer.process.precision import (
+    Choice,
+    Device,
+    choose_precision,
+    warn_of_slow_bf16,
+    weakest,
+)
 from trainer.runs.run_folder import RunFolder, to_yaml
 from trainer.settings import Phase, PretrainSettings
 
@@ -139,3 +145,20 @@ def test_a_folder_that_is_no_run_decides_nothing(tmp_path):
 def test_a_plan_counts_with_what_the_gpu_decides(gpu, given, precision, is_compiled):
     choice = PlanSettings(phases=PHASES, gpu=gpu, **given).choice
     assert (choice.precision, choice.is_compiled) == (precision, is_compiled)
+
+
+@pytest.mark.parametrize(
+    ("time", "asked", "expected"),
+    [
+        (54.3, ("bf16", "fp32"), "--precision fp32 is faster"),
+        (54.3, ("fp32", "bf16"), "--optimizer.muon_precision fp32 is faster"),
+        (54.3, ("bf16", "bf16"), "--precision fp32 --optimizer.muon_precision fp32 is faster"),
+        (54.3, ("fp32", "fp32"), ""),
+        (1.4, ("bf16", "bf16"), ""),
+    ],
+)
+def test_who_trains_in_bf16_on_a_cpu_without_it_is_told(time, asked, expected):
+    slow = weakest([CPU, Device("this CPU", bf16_time=time)])
+    begin = f"this CPU multiplies {time:.0f} times as slowly in bf16 as in fp32; "
+    assert warn_of_slow_bf16(slow, *asked) == (begin + expected if expected else "")
+    assert warn_of_slow_bf16(H200, *asked) == ""

@@ -31,7 +31,7 @@ from trainer.finetune.task import Metrics, OwnModel
 from trainer.finetune.training import BF16_STAGE, predict_items, train_task
 from trainer.inference.open_model import OpenedModel, open_model
 from trainer.model.task_heads import BertForTask
-from trainer.process.precision import Precision, default_precision, weakest
+from trainer.process.precision import Precision, default_precision, warn_of_slow_bf16, weakest
 from trainer.process.ranks import Ranks, describe_device, start_ranks, stop_ranks, together
 from trainer.process.stopping import LauncherWatch
 from trainer.runs.continuing import lock_folder
@@ -152,9 +152,11 @@ def decide_precision(prepared: Prepared, ranks: Ranks) -> Prepared:
         ValueError: A run in the output folder is damaged.
     """
     settings = prepared.settings
-    if settings.precision is not None:
-        return prepared
     device = weakest(ranks.gather(describe_device(ranks.device)))
+    if settings.precision is not None:
+        if warning := warn_of_slow_bf16(device, settings.precision):
+            _say(warning, ranks)
+        return prepared
     begun: Precision | None = None
     with together(ranks):
         if ranks.rank == 0:

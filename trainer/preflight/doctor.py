@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from pipeline.storage.folder import Folder, parse_storage_options
 from trainer.preflight.settings import DoctorSettings
-from trainer.process.precision import Device, choose_precision, weakest
+from trainer.process.precision import Device, choose_precision, warn_of_slow_bf16, weakest
 from trainer.process.ranks import Ranks, describe_device, device_name, start_ranks, stop_ranks
 from trainer.runs.launch import SOFTWARE, software_versions
 from trainer.stream.order.source import open_mixture
@@ -73,17 +73,19 @@ def examine(settings: DoctorSettings) -> tuple[str, int]:
 
 
 def describe_precision(settings: DoctorSettings, device: Device) -> Iterator[str]:
-    """Yields the line that a new run would print about its precision; nothing if it prints none.
+    """Yields the lines that a new run would print about its precision.
 
-    A run prints one if the precision or the compilation was left open and the GPU decides.
+    A run prints one if the precision or the compilation was left open and the GPU decides, and one
+    if a CPU is slow in bf16.
 
     Args:
         settings: The settings of the run.
         device: What all ranks' devices can do.
     """
     choice = choose_precision(device, settings.zero_stage, settings.precision, settings.compile)
-    if choice.message:
-        yield choice.message
+    muon_precision = settings.optimizer.muon_precision
+    warning = warn_of_slow_bf16(device, choice.precision, muon_precision)
+    yield from filter(None, (choice.message, warning))
 
 
 def look_around(settings: DoctorSettings, ranks: Ranks) -> Findings:

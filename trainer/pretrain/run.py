@@ -30,7 +30,14 @@ from trainer.optim.build_optimizer import build_optimizer
 from trainer.optim.sharded import ShardedOptimizer
 from trainer.pretrain.objectives import freeze_unused
 from trainer.pretrain.pairs import ValidationPairs, load_pairs
-from trainer.process.precision import Choice, Device, Precision, choose_precision, weakest
+from trainer.process.precision import (
+    Choice,
+    Device,
+    Precision,
+    choose_precision,
+    warn_of_slow_bf16,
+    weakest,
+)
 from trainer.process.ranks import Ranks, describe_device, together
 from trainer.process.stopping import StopRequest
 from trainer.runs.epochs import instances_a_pass, lengthen_phases
@@ -364,8 +371,10 @@ def _prepare(settings: PretrainSettings, chosen: dict[str, Any], ranks: Ranks) -
             # It refuses what DeepSpeed cannot do, before there is a folder.
             deepspeed_config(chosen, settings.zero_stage, choice.precision)
             _make_folder(settings, folder, mixture, model_config, ranks.world_size, storage_options)
-            if choice.message:
-                say(choice.message)
+            muon_precision = settings.optimizer.muon_precision
+            warning = warn_of_slow_bf16(device, choice.precision, muon_precision)
+            for line in filter(None, (choice.message, warning)):
+                say(line)
     settings = with_choice(settings, ranks.from_first(choice))
     copy_run(folder, store, ranks)
     left_out = _find_left_out(settings, folder, mixture, ranks)

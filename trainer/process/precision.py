@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Precision = Literal["fp32", "bf16"]
+_SLOW = 3.0
+"""From which `Device.bf16_time` on people are told; with instructions for bf16 it is below 1.5."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +22,13 @@ class Device:
         name: Name of the device for people.
         has_bf16: Whether it is a GPU that multiplies in bf16.
         can_compile: Whether it has what torch.compile needs for a GPU: Triton and a C compiler.
+        bf16_time: Of a CPU: the time of a matrix product in bf16, divided by its time in fp32.
     """
 
     name: str
     has_bf16: bool = False
     can_compile: bool = False
+    bf16_time: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,31 @@ def weakest(devices: list[Device]) -> Device:
         name=devices[0].name,
         has_bf16=all(device.has_bf16 for device in devices),
         can_compile=all(device.can_compile for device in devices),
+        bf16_time=max(device.bf16_time for device in devices),
+    )
+
+
+def warn_of_slow_bf16(device: Device, precision: str, muon_precision: str = "fp32") -> str:
+    """Returns a line for people if work is to be done in bf16 on a CPU that is slow in it.
+
+    A CPU without instructions for bf16 (AMX, AVX512-BF16) takes some 50 times as long in it.
+
+    Args:
+        device: What all ranks' devices can do.
+        precision: Number format of the forward and backward passes.
+        muon_precision: The number format in which Muon orthogonalises.
+
+    Returns:
+        The line, with the flags that avoid this; "" if there is nothing to say.
+    """
+    asked = {"--precision": precision, "--optimizer.muon_precision": muon_precision}
+    slow = [flag for flag, asked_precision in asked.items() if asked_precision == "bf16"]
+    if not slow or device.bf16_time <= _SLOW:
+        return ""
+    cure = " ".join(f"{flag} fp32" for flag in slow)
+    return (
+        f"{device.name} multiplies {device.bf16_time:.0f} times as slowly in bf16 as in fp32;"
+        f" {cure} is faster"
     )
 
 

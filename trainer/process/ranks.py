@@ -155,7 +155,7 @@ def describe_device(device: torch.device) -> Device:
     """Returns the facts about a device that `choose_precision` needs."""
     name = device_name(device)
     if device.type != "cuda":
-        return Device(name)
+        return Device(name, bf16_time=_time_product(torch.bfloat16) / _time_product(torch.float32))
     compilers = (os.environ.get("CC", "gcc"), "gcc", "clang")
     has_compiler = any(shutil.which(compiler) for compiler in compilers)
     return Device(
@@ -163,6 +163,17 @@ def describe_device(device: torch.device) -> Device:
         has_bf16=torch.cuda.is_bf16_supported(including_emulation=False),
         can_compile=has_compiler and importlib.util.find_spec("triton") is not None,
     )
+
+
+def _time_product(dtype: torch.dtype, size: int = 128) -> float:
+    """Returns the seconds of the fastest of some products of two square matrices on this CPU."""
+    matrix = torch.ones(size, size, dtype=dtype)
+    seconds = []
+    for _ in range(5):
+        began = time.perf_counter()
+        matrix @ matrix
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
 
 
 def stop_ranks() -> None:
