@@ -11,8 +11,8 @@ trainer goes on from its newest checkpoint, so the same command again goes on. O
 runs on CPUs of one kind are equal to the last bit.
 
 `--build_flags` and `--train_flags` change the settings, for example to compare another kind of
-instances. A CPU that does not multiply in bf16 trains at a useful speed only with
-`--train_flags "--precision fp32 --optimizer.muon_precision fp32"`.
+instances. The track trains in bf16, in which a CPU without instructions for it (AMX) takes 50 times
+as long as in fp32. Such a CPU is refused, with the flags that help.
 
 The last line of the output is JSON: the score (the mean over BLiMP's 12 phenomena), each
 phenomenon, CPU-minutes of each stage, the price of all but scoring, root hash, commit, versions.
@@ -32,16 +32,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 
+from pipeline.command_line.program import parse_settings
 from pipeline.documents.files import read_blocks
 from pipeline.documents.parts import find_inputs
 from pipeline.documents.text_files import whole_file
 from pipeline.shards.dataset import open_dataset
 from scripts.bench.measured import print_result
 from scripts.checkout import ROOT, make_parser
+from trainer.cli import COMMANDS
+from trainer.process.precision import warn_of_slow_bf16
+from trainer.process.ranks import describe_device
 
 SETTINGS = ROOT / "scripts/bench/babylm.yaml"
+TRAIN = "train"
 SCORE = "score"
 PACKAGES = ("torch", "deepspeed", "apache-beam", "tokenizers", "numpy")
 PHENOMENON = "linguistics_term"
@@ -188,6 +194,7 @@ def run_stage(stage: Stage, folder: Path, where: Path) -> None:
         return
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     log = folder / f"{stage.name}.log"
+    print(f"{stage.name}: begins; its log is {log}", file=sys.stderr, flush=True)
     add_line(bill, {"stage": stage.name, "command": " ".join(command)})
     began = time.time()
     before = children_seconds()
@@ -243,7 +250,7 @@ def list_stages(own: argparse.Namespace, track: Mapping[str, Any], folder: Path)
     export = ["trainer", "export", run, "--output", model]
     score = ["trainer", "evaluate", "--model", model, "--pairs", str(Path(own.pairs).resolve())]
     score += ["--output", str(folder / "pairs.json")]
-    commands = {"build": build, "train": train, "export": export, SCORE: score}
+    commands = {"build": build, TRAIN: train, "export": export, SCORE: score}
     return [Stage(name, command) for name, command in commands.items()]
 
 
@@ -271,6 +278,16 @@ def main() -> None:
         raise SystemExit(f"babylm: {error}") from error
 
 
+def refuse_slow_precision(train: Stage) -> None:
+    """Raises ValueError if a stage trains in a number format in which this CPU is slow."""
+    settings = parse_settings("pretrain", COMMANDS["pretrain"], train.arguments[2:])
+    precision = settings.precision or "fp32"
+    device = describe_device(torch.device("cpu"))
+    warning = warn_of_slow_bf16(device, precision, settings.optimizer.muon_precision)
+    if warning:
+        raise ValueError(f"{warning}; give these flags in --train_flags")
+
+
 def run_track(own: argparse.Namespace, track: Mapping[str, Any], price: Mapping[str, Any]) -> None:
     """Runs the stages of a model that are not finished and prints the result.
 
@@ -286,7 +303,10 @@ def run_track(own: argparse.Namespace, track: Mapping[str, Any], price: Mapping[
     folder.mkdir(parents=True, exist_ok=True)
     words = count_sources(ROOT / track["data"], Path(own.text), track["most_words"])
     sum_bill(read_bill(folder / "bill.jsonl"))
-    for stage in list_stages(own, track, folder):
+    stages = list_stages(own, track, folder)
+    (train,) = (stage for stage in stages if stage.name == TRAIN)
+    refuse_slow_precision(train)
+    for stage in stages:
         run_stage(stage, folder, Path(own.text))
     seconds = sum_bill(read_bill(folder / "bill.jsonl"))
     minutes = {stage: round(spent / 60, 1) for stage, spent in seconds.items()}

@@ -1,23 +1,30 @@
 """scripts/bench/babylm.py: words, the mean of phenomena, the bill."""
 
 import json
+import sys
 
 import pytest
 import yaml
 import zstandard
 
+from scripts.bench import babylm
 from scripts.bench.babylm import (
+    SETTINGS,
     Stage,
     count_sources,
     count_words,
     describe_run,
     find_end,
     format_price,
+    list_stages,
     mean_of_phenomena,
+    parse_arguments,
     read_bill,
+    refuse_slow_precision,
     run_stage,
     sum_bill,
 )
+from trainer.process.precision import Device
 
 
 def test_words_are_counted_across_blocks():
@@ -118,3 +125,20 @@ def test_a_stage_has_its_cpu_in_the_bill_however_it_ends(tmp_path):
             run_stage(Stage("train", [module]), tmp_path, tmp_path)
     assert [line.get("exit") for line in read_bill(bill)][3::2] == [1, -15]
     assert find_end(read_bill(bill), "train") is None
+
+
+def test_a_cpu_that_is_slow_in_bf16_is_refused_with_the_flags_that_help(monkeypatch, tmp_path):
+    track = yaml.safe_load(SETTINGS.read_text())["tracks"]["small"]
+    monkeypatch.setattr(babylm, "describe_device", lambda _: Device("this CPU", bf16_time=54.0))
+
+    def refuse(train_flags):
+        words = ["--text", "T", "--pairs", "P", "--work", "W", "--train_flags", train_flags]
+        monkeypatch.setattr(sys, "argv", ["babylm", *words])
+        stages = list_stages(parse_arguments(), track, tmp_path)
+        refuse_slow_precision(stages[1])
+
+    flags = "--precision fp32 --optimizer.muon_precision fp32"
+    expected = f"54 times as slowly in bf16 as in fp32; {flags} is faster; give these flags in"
+    with pytest.raises(ValueError, match=expected):
+        refuse("")
+    refuse(flags)
