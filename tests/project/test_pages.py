@@ -11,7 +11,12 @@ from scripts.pictures import MOST_BYTES, draw_loss
 from scripts.site_pages import PAGES as WEBSITE_PAGES
 
 ROOT = Path(__file__).parents[2]
-OTHERS = "README.md", "CONTRIBUTING.md", "scripts/bench/results/README.md"
+OTHERS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "scripts/bench/results/README.md",
+    "scripts/soak/results/README.md",
+)
 PAGES = [*(ROOT / name for name in OTHERS), *sorted((ROOT / "docs").glob("*.md"))]
 ROOMS = "pipeline|trainer|tokenizer|scripts|tests|configs"
 FILE = re.compile(rf"(?<![\w./{{}}$-])(?:{ROOMS})/[\w./*-]*[\w*]")
