@@ -30,8 +30,8 @@ _FETCH_AGAIN = "a part of the file is missing; fetch it again"
 def read_warc(file_range: FileRange, storage_options: StorageOptions = None) -> Iterator[Record]:
     """Yields a `Record` for every record of a WARC or WET file, lazily.
 
-    Its `place` is "record N", with numbers from 1. If the WARC record is not a page, `dropped` says
-    so.
+    The `place` of a `Record` is "record N", with numbers from 1. WARC records without a page that
+    can be read are yielded too: `dropped` or `error` says why.
 
     Raises:
         ValueError: The file is an ARC file, has no records, or is broken.

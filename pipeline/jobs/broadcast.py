@@ -130,7 +130,10 @@ class CreateElements(
         self._folder = folder
 
     def expand(self, pipeline: beam.Pipeline) -> beam.PCollection:
-        """Adds the elements to a pipeline. A worker with other code raises ValueError."""
+        """Adds the elements to a pipeline.
+
+        While the pipeline runs, a worker whose code is not the launcher's raises ValueError.
+        """
         return self._create(pipeline) | RefuseOtherCode()
 
     def _create(self, pipeline: beam.Pipeline) -> beam.PCollection:

@@ -304,6 +304,11 @@ def reread_damaged(
         is_local: Whether the files are on a local disk, which is read once.
         is_expected: Whether the files are known to exist, so that they are read again after a
             FileNotFoundError as well.
+
+    Raises:
+        StorageError: The store did not answer; the files are not read again.
+        FileNotFoundError: A file is missing, at every attempt if `is_expected`.
+        ValueError: The bytes were damaged at every attempt.
     """
     for _ in range(0 if is_local else DAMAGE_ATTEMPTS - 1):
         try:

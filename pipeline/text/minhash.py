@@ -199,7 +199,14 @@ def sum_powers(values: Hashes) -> Hashes:
 
 
 def inverse_powers(count: int) -> Hashes:
-    """Returns the inverses of m^0, m^1 ... modulo 2^64, for the m of `sum_powers`: [count]."""
+    """Returns the inverses of the powers m^0, m^1, ... modulo 2^64, for the m of `sum_powers`.
+
+    Args:
+        count: The number of powers.
+
+    Returns:
+        [count] uint64. The product of element i and m^i is 1 modulo 2^64.
+    """
     return _powers(pow(_MULTIPLIER, -1, 1 << 64), count)
 
 

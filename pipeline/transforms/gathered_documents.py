@@ -106,7 +106,7 @@ def size_of_document(document: Document) -> int:
 
 
 def size_of_list(documents: DocumentList[Document]) -> int:
-    """Returns the size of all documents of a list together."""
+    """Returns the size of all documents of a list together, as `size_of_document` counts it."""
     return sum(map(size_of_document, documents.documents))
 
 
