@@ -104,7 +104,7 @@ def check_predict(settings: PredictSettings) -> None:
 
 
 def check_export(settings: ExportSettings) -> None:
-    """Refuses a folder that does not exist. What a folder holds is not looked up.
+    """Refuses to export a run whose folder does not exist. The files in it are not looked at.
 
     Raises:
         FileNotFoundError: There is no such folder.

@@ -70,7 +70,9 @@ def describe_refusal(record: Record) -> str:
 
 
 def describe_checkpoints(steps: list[int], step: int | None) -> str:
-    """Returns words for the checkpoints that were saved before a step, of which five are named.
+    """Returns a line about the checkpoints that were saved before a step.
+
+    It names the newest five, and counts the earlier ones.
 
     Args:
         steps: The steps of these checkpoints, ascending.

@@ -68,7 +68,13 @@ class WeightGathers:
         self._guard_weights(model, self._bucket_of.keys() - in_blocks)
 
     def start(self) -> None:
-        """Begins to gather what the ranks have updated; every rank has to call it."""
+        """Begins to gather the new weights of all ranks after an update, and returns at once.
+
+        First the weights of an earlier call are waited for. Then this rank's fp32 partition of each
+        bucket is copied into the bucket's flat tensor, in that tensor's number format. The pieces
+        of other ranks arrive later: `finish`, and the modules that `guard` was given, wait for
+        them. Every rank has to call it once per update.
+        """
         self.finish()
         world_size = torch.distributed.get_world_size()
         rank = torch.distributed.get_rank()

@@ -80,7 +80,12 @@ class Step(NamedTuple):
 
 
 def pack_items(items: Sequence[Item], device: torch.device) -> TaskBatch:
-    """Packs items into one micro-batch on the device. No items give an empty micro-batch."""
+    """Packs the sequences of items end to end into one micro-batch, without padding.
+
+    Args:
+        items: The items. Without any, the micro-batch has no sequences and no labels.
+        device: Where the tensors of the micro-batch are.
+    """
     sequences = [sequence for item in items for sequence in item.sequences]
     segment_a_lengths = [sequence.segment_a_length for sequence in sequences]
     ids = [sequence.input_ids for sequence in sequences]

@@ -135,9 +135,13 @@ def best_run(runs: Sequence[Run], prepared: Prepared) -> Run | None:
 
 
 def make_results(prepared: Prepared, runs: Sequence[Run]) -> dict[str, Any]:
-    """Returns the content of results.json.
+    """Returns the content of results.json: the data, the metrics of all runs, and the best run.
 
-    It does not depend on when, or how often, the command was launched.
+    It does not depend on when, or how often, the command was launched: times of runs are left out.
+
+    Args:
+        prepared: The task, the data and the model of the fine-tuning.
+        runs: The finished runs of the search.
     """
     reproducible_runs = [
         {name: value for name, value in run.items() if name not in _UNREPRODUCIBLE} for run in runs

@@ -206,9 +206,10 @@ def training_flops(config: BertConfig, lengths: Lengths) -> float:
 
 
 def parameter_shapes(config: BertConfig) -> dict[str, tuple[int, ...]]:
-    """Returns the shape of every parameter by name, with both pretraining heads; tied ones once.
+    """Returns the shape of every parameter of a model with both pretraining heads, by its name.
 
-    They are those of `BertForPreTraining.named_parameters`, in the same order.
+    The names, shapes and order are those of `BertForPreTraining.named_parameters`. The word
+    embedding, which the masked language model head uses as its decoder, is there once.
     """
     h = config.hidden_size
     embeddings = "bert.embeddings"

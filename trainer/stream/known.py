@@ -95,7 +95,10 @@ class KnownPasses:
 
     @property
     def first_pass_instances(self) -> list[int]:
-        """Number of instances of each dataset's first pass."""
+        """Number of instances in the first pass of each dataset, in the order of the mixture.
+
+        Instances that are left out count too.
+        """
         return [bounds[1] for bounds in self._pass_bounds]
 
     def order(self, state: StreamState) -> StreamOrder:

@@ -22,7 +22,11 @@ REMEMBERED_STEPS = 100
 
 
 class Gauge:
-    """Computes columns of metrics.jsonl from the counts and the time of a step."""
+    """Computes the columns of metrics.jsonl about speed, memory and the time that is left.
+
+    `columns` is to be called at the end of every step, because the time that is left follows from
+    the times at which the last steps ended.
+    """
 
     def __init__(
         self,

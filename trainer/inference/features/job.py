@@ -45,8 +45,9 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
     """Writes the Parquet file that the settings ask for.
 
     Returns:
-        The content of the file's metadata: the model, its hash, the number of rows, and the counts
-        of `_count`, by name.
+        The content of the file's metadata, by name: "model", "model_sha256", and the numbers of
+        "rows", "texts", "empty_texts", "long_texts" (of several windows), "windows", "tokens" and
+        "unknown_words".
 
     Raises:
         ValueError: The input is malformed or holds no text, or the model cannot be used.

@@ -105,7 +105,10 @@ class Attempts:
                 raise self._given_up() from self._failure
 
     def begin(self) -> float:
-        """Begins the next attempt, and returns the seconds that it may take."""
+        """Notes that the next attempt begins now, and returns the seconds that it may take.
+
+        These are the settings' `timeout_seconds`, or less if the time for all attempts ends before.
+        """
         self._number += 1
         self._asked = time.monotonic()
         return min(self._settings.timeout_seconds, max(self.deadline - self._asked, LAST_SECONDS))
@@ -259,12 +262,17 @@ class BlockRange(NamedTuple):
 def fetch_blocks(blocks: BlockRange, attempts: Attempts) -> tuple[bytes, list[memoryview]]:
     """Reads a range of blocks from the store, and checks the crc32 of every block.
 
+    Args:
+        blocks: The blocks, consecutive ones of a shard, which are read by one request.
+        attempts: Says when a request may be made, and when to give up.
+
     Returns:
         The bytes of the whole range, and a view of the bytes of each block.
 
     Raises:
         FileNotFoundError: The shard is missing.
-        ShardReadError: The bytes could not be read, or do not match the block table.
+        ShardReadError: In all attempts the bytes could not be read, or did not match the block
+            table.
     """
     span = blocks.shard.name, blocks.start_byte, blocks.stop_byte
 
@@ -277,6 +285,11 @@ def fetch_blocks(blocks: BlockRange, attempts: Attempts) -> tuple[bytes, list[me
 
 def read_table(dataset: Dataset, shard: Shard, attempts: Attempts) -> BlockTable:
     """Reads and checks the block table of a shard.
+
+    Args:
+        dataset: The dataset.
+        shard: A shard of the dataset.
+        attempts: Says when a request may be made, and when to give up.
 
     Raises:
         FileNotFoundError: The dataset's file of block tables is missing.

@@ -80,7 +80,8 @@ class RateLimit:
     def interval(self) -> float:
         """Seconds that must pass between two requests; 0 unless requests have failed.
 
-        They count for the whole machine if there is a shared file, else for this process.
+        If there is a shared file, these are requests of all processes of the machine, otherwise
+        those of this process.
         """
         return self._shared[0]
 
