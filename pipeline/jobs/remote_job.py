@@ -131,12 +131,12 @@ class Job:
     """A job that `run` submits to a runner.
 
     Attributes:
-        describe: Name of the job, for messages.
+        name: Name of the job, for messages.
         folder: The folder that the job writes to. It also receives the file that names the job.
     """
 
-    def __init__(self, describe: str, folder: Folder) -> None:
-        self.describe = describe
+    def __init__(self, name: str, folder: Folder) -> None:
+        self.name = name
         self.folder = folder
         self._result: PipelineResult | None = None  # set when the job is submitted
 
@@ -217,7 +217,7 @@ class Job:
 
     def _say(self, message: str) -> None:
         """Prints a message about the job."""
-        say(f"{self.describe}: {message}", is_aside=True)
+        say(f"{self.name}: {message}", is_aside=True)
 
 
 def known_options(options: PipelineOptions) -> set[str]:

@@ -244,7 +244,7 @@ class Folder:
         return sizes
 
     def read(self, name: str) -> bytes:
-        """Returns the bytes of a whole file. Their number is checked against the store's report.
+        """Returns the bytes of a whole file, and checks that they are as many as the store reports.
 
         Raises:
             FileNotFoundError: The file does not exist.

@@ -105,7 +105,14 @@ class EncodedDocuments:
 
 
 def pack_places(documents: Sequence[TokenizedDocument]) -> bytes:
-    """Returns the content of a part's file `NAME.places`, in the order of the part's index."""
+    """Returns the content of a part's file `NAME.places`, which says where its documents are from.
+
+    It is Parquet of the schema `PLACES_SCHEMA`, with one row for each document, in the order of the
+    part's index.
+
+    Args:
+        documents: The documents of the part, in any order.
+    """
     ordered = sorted(documents, key=lambda document: document.id)
     columns = {
         "id": [document.id for document in ordered],

@@ -123,7 +123,12 @@ pi = π
 
 @cache
 def templates() -> dict[str, str]:
-    """Returns the ways to show each template, divided by "|", by the template's name."""
+    """Returns what `_TABLE` and its regular additions say: for each template its ways to be shown.
+
+    Returns:
+        The ways by the name of the template, both with a small and with a capital first letter.
+        The ways of a template are one text, in which "|" divides them.
+    """
     ways_of: dict[str, str] = {}
     for row in _TABLE.strip().replace("|\n", "| ").split("\n"):
         names, _, ways = row.partition(" = ")

@@ -52,7 +52,9 @@ def describe_limits(
 
 
 def known_limits(mixture: Mixture, facts: Mapping[str, Any]) -> list[str]:
-    """Returns the sentences of `describe_limits` for which no documents have to be compared.
+    """Returns the sentences of `describe_limits` without those about near-duplicates.
+
+    These sentences follow from the run and its datasets alone; no documents have to be compared.
 
     Args:
         mixture: The datasets of the run.

@@ -534,7 +534,7 @@ def _note_gradient(run: Run, phase_index: int, rank_step: RankStep, loader: Step
             "limit": limit if math.isfinite(limit) else None,
             "positions": [start, stop],
             "in_a_row": guard.streak.length if guard.streak else 0,
-            "instances": loader.describe(rank_step, run.settings.phases[phase_index].global_batch),
+            "instances": loader.name_rows(rank_step, run.settings.phases[phase_index].global_batch),
         }
         with run.folder.anomalies.open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")

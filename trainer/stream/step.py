@@ -282,15 +282,16 @@ class StepLoader:
         """Whether `next` would return a step, or raise, without waiting."""
         return bool(self._taken) or self._failure is not None or not self._ready.empty()
 
-    def describe(self, step: RankStep, global_batch: int) -> list[str]:
+    def name_rows(self, step: RankStep, global_batch: int) -> list[str]:
         """Returns the ranges of rows that a step's whole global batch takes, over all ranks.
-
-        Each is a text SHARD:START-STOP: the URL of the shard, the first row and one past the last
-        row.
 
         Args:
             step: A step of this loader.
             global_batch: Instances of the step over all ranks.
+
+        Returns:
+            For each range a text SHARD:START-STOP: the URL of the shard, the first row, and one
+            past the last row.
         """
         order = self.passes.order(self.begin)
         rows, _ = plan_steps(
