@@ -57,7 +57,7 @@ COMMANDS = {
     "doctor": Command(
         "examine every rank of a job before it trains",
         "trainer.preflight.settings:DoctorSettings", "trainer.cli:doctor",
-        unused=("phases",), unwinds=False, local=("output", "cache_dir"),
+        unwinds=False, local=("output", "cache_dir"),
     ),
     "report": Command(
         "write the curves of one or several runs as a page", "trainer.cli:ReportSettings",

@@ -7,11 +7,15 @@ import dataclasses
 import os
 import sys
 
+import numpy as np
 import pytest
 
-from tests.trainer.tiny_dataset import write_tiny_dataset
+from tests.datasets import write_dataset
+from tests.trainer.tiny_dataset import random_block, write_tiny_dataset
+from tests.trainer.tiny_run import TINY
 from tests.trainer.two_ranks import run_ranks
 from trainer.cli import main
+from trainer.model.config import ModelSettings
 from trainer.preflight import doctor
 from trainer.preflight.doctor import (
     Findings,
@@ -22,7 +26,7 @@ from trainer.preflight.doctor import (
 )
 from trainer.preflight.settings import DoctorSettings
 from trainer.process.precision import Device
-from trainer.settings import CheckpointSettings
+from trainer.settings import CheckpointSettings, Phase
 
 WELL = Findings(0, "node0", "NVIDIA H200", {"torch": "2.13.0"}, ("ab",))
 RANKS = [dataclasses.replace(WELL, rank=rank, host=f"node{rank // 2}") for rank in range(8)]
@@ -86,6 +90,56 @@ def test_the_url_is_written_and_left_as_it_was(ranks, bucket, tmp_path):
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
     return write_tiny_dataset(tmp_path_factory.mktemp("dataset"))
+
+
+@pytest.fixture(scope="module")
+def single_segments(tmp_path_factory):
+    """A dataset whose settings say that its instances are single sentences."""
+    block = random_block(np.random.default_rng(0), 20, 16, 60)
+    settings = {"lower_case": True, "instances": "single-sentence"}
+    folder = tmp_path_factory.mktemp("single")
+    return write_dataset(folder, {("train", 16, 0, 0): [block]}, 60, settings)
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({}, None),
+        ({"phases": []}, None),
+        ({"phases": [Phase(16, 2, 1, 0.1), Phase(32, 2, 1, 0.1)]}, "no train instances of seq_len"),
+        ({"phases": [Phase(64, 2, 1, 0.1)], "data": []}, "phases.0.seq_len is 64, the model reads"),
+        ({"steps": [1, 2]}, "--steps has 2 values and there is 1 phase"),
+        ({"phases": [Phase(16, 1, 1, 0.1)]}, "phases.0.global_batch is 1 for 2 ranks"),
+        ({"model": ModelSettings("tiny", {"vocab_size": 5})}, "model.overrides sets vocab_size"),
+    ],
+)
+def test_settings_that_pretrain_would_refuse_are_a_fault(data, ranks, tmp_path, changed, said):
+    two_ranks = dataclasses.replace(ranks, world_size=2)
+    fields = {
+        "data": [str(data)],
+        "output": str(tmp_path),
+        "phases": [Phase(16, 2, 1, 0.1)],
+        "model": ModelSettings("tiny", TINY),
+    }
+    faults = look_around(DoctorSettings(**{**fields, **changed}), two_ranks).faults
+    if said is None:
+        assert faults == ()
+    else:
+        [fault] = faults
+        assert fault.startswith("pretrain would refuse these settings: ")
+        assert said in fault
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("phases", [[], [Phase(16, 2, 1, 0.1)]])
+def test_the_objective_must_fit_the_data(single_segments, ranks, tmp_path, phases):
+    fields = {"data": [str(single_segments)], "output": str(tmp_path), "phases": phases}
+    found = look_around(DoctorSettings(**fields), ranks)
+    [fault] = found.faults
+    assert "its instances (single-sentence) have one segment" in fault
+    assert len(found.data) == 1
+    assert look_around(DoctorSettings(objective="mlm", **fields), ranks).faults == ()
 
 
 @pytest.mark.engines

@@ -17,7 +17,8 @@ from trainer.checkpoints.files import find_checkpoints
 from trainer.cli import COMMANDS
 from trainer.model.config import ModelSettings, num_parameters, preset
 from trainer.preflight.plan import checkpoint_bytes
-from trainer.pretrain.run import check_mixture, resolve_epochs
+from trainer.pretrain.run import resolve_epochs
+from trainer.runs.check_mixture import check_mixture
 from trainer.runs.run_folder import RunFolder, prepare_run
 from trainer.settings import Phase, PretrainSettings, resolve
 from trainer.stream.order.source import one_dataset, open_mixture

@@ -18,8 +18,10 @@ from pipeline.storage.folder import Folder, parse_storage_options
 from trainer.preflight.settings import DoctorSettings
 from trainer.process.precision import Device, choose_precision, warn_of_slow_bf16, weakest
 from trainer.process.ranks import Ranks, describe_device, device_name, start_ranks, stop_ranks
+from trainer.runs.check_mixture import check_mixture
 from trainer.runs.launch import SOFTWARE, software_versions
-from trainer.stream.order.source import open_mixture
+from trainer.settings import resolve
+from trainer.stream.order.source import Mixture, WeightedDataset, open_mixture
 
 _ROUNDS = 5
 _CPU_BYTES = 8 * 2**20
@@ -89,15 +91,20 @@ def describe_precision(settings: DoctorSettings, device: Device) -> Iterator[str
 
 
 def look_around(settings: DoctorSettings, ranks: Ranks) -> Findings:
-    """Examines this rank: its software, its data, and whether it can write its output.
+    """Examines this rank: its software, its data, its settings, and whether it can write.
 
-    What cannot be read or written is noted in `Findings.faults`; it raises nothing.
+    What cannot be read or written is noted in `Findings.faults`, and so are settings that pretrain
+    would refuse. It raises nothing.
     """
+    mixture: Mixture = ()
     data: list[str] = []
     faults: list[str] = []
     advice = "give the credentials on this node too"
     with _noting(faults, f"cannot read the data; mount it or {advice}"):
-        data.extend(_read_data(settings))
+        mixture = _open_data(settings)
+        data.extend(map(_read_dataset, mixture))
+    with _noting(faults, "pretrain would refuse these settings"):
+        _check_settings(settings, mixture, ranks.world_size)
     with _noting(faults, "cannot write the output, as every rank must; give it the right to"):
         _write_output(Path(settings.output))
     with _noting(faults, f"cannot write and delete at --checkpoint.url; {advice}"):
@@ -187,17 +194,37 @@ def _versions() -> dict[str, str]:
     return {name: version or "none" for name, version in versions.items()}
 
 
-def _read_data(settings: DoctorSettings) -> Iterator[str]:
-    """Reads a block of each dataset, and yields the dataset's root hash."""
+def _open_data(settings: DoctorSettings) -> Mixture:
+    """Opens the datasets; none if none was given."""
     if not settings.data:
-        return
-    for source in open_mixture(settings.data, parse_storage_options(settings.storage_options)):
-        dataset = source.dataset
-        shard = dataset.all_shards[0]
-        table = dataset.blocks(shard)
-        start = int(table.offset[0])
-        dataset.read_bytes(shard.name, start, start + int(table.size[0]))
-        yield dataset.manifest.root_hash
+        return ()
+    return open_mixture(settings.data, parse_storage_options(settings.storage_options))
+
+
+def _read_dataset(source: WeightedDataset) -> str:
+    """Reads a block of a dataset, and returns the dataset's root hash."""
+    dataset = source.dataset
+    shard = dataset.all_shards[0]
+    table = dataset.blocks(shard)
+    start = int(table.offset[0])
+    dataset.read_bytes(shard.name, start, start + int(table.size[0]))
+    return dataset.manifest.root_hash
+
+
+def _check_settings(settings: DoctorSettings, mixture: Mixture, world_size: int) -> None:
+    """Checks the settings as pretrain does at its start, without phases if none were given.
+
+    Args:
+        settings: The settings of the run.
+        mixture: The datasets; empty if none was given, or if they could not be opened.
+        world_size: Number of ranks.
+
+    Raises:
+        ValueError: Settings contradict each other, or do not fit the data or the number of ranks.
+    """
+    if settings.phases:
+        settings = resolve(settings)
+    check_mixture(settings, mixture, world_size)
 
 
 def _write_output(folder: Path) -> None:

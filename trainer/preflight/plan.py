@@ -32,8 +32,8 @@ from trainer.preflight.communication import (
 from trainer.preflight.memory import Case, count_memory
 from trainer.preflight.settings import PlanSettings
 from trainer.process.gpus import GPUS
+from trainer.runs.check_mixture import check_mixture, refuse_small_batches
 from trainer.runs.epochs import instances_a_pass, lengthen_phases, main_of
-from trainer.runs.segments import refuse_single_segments
 from trainer.settings import Phase, resolve
 from trainer.stream.order.source import Mixture, open_mixture
 
@@ -44,7 +44,6 @@ _RECOMPUTED = 4 / 3
 
 The forward pass is computed a second time. It is a third of a step.
 """
-_DEFAULT_VOCAB_SIZE = 30_522
 _WAITING_SHARE = 0.1
 """The GPUs count as used if the ranks wait for the wire during less than this share of a step."""
 _LARGEST_BATCH = 2**24
@@ -333,10 +332,7 @@ def describe_plan(settings: PlanSettings) -> Iterator[str]:
     if settings.data:
         mixture = open_mixture(settings.data, parse_storage_options(settings.storage_options))
     main, share = main_of(mixture) if mixture else (None, 1.0)
-    vocab_size = main.dataset.manifest.vocab_size if main else _DEFAULT_VOCAB_SIZE
-    config = settings.model_config(vocab_size)
-    _check_batches(settings)
-    refuse_single_segments(settings, mixture)
+    config = check_mixture(settings, mixture, settings.world_size)
     phases = plan_phases(settings, config, mixture)
     size = num_parameters(config)
     ranks = f"{settings.world_size} x {settings.gpu}"
@@ -386,17 +382,6 @@ def _describe_time(settings: PlanSettings, phases: Sequence[PhasePlan]) -> Itera
     rate = f"{settings.tflops:,g} TFLOP/s a GPU in {settings.choice.precision}"
     yield f"      at {MFU:.0%} of {rate}, as one H200 in bf16 with 131,072 tokens a step;"
     yield "      with fewer tokens a GPU is slower; checkpoints and validation are not counted"
-
-
-def _check_batches(settings: PlanSettings) -> None:
-    """Refuses a batch that has fewer instances than there are ranks."""
-    for number, phase in enumerate(settings.phases, start=1):
-        if phase.global_batch < settings.world_size:
-            raise ValueError(
-                f"phase {number} has a global_batch of {phase.global_batch} instances for"
-                f" {settings.world_size} ranks; every rank needs at least one instance a step:"
-                " raise it or plan fewer ranks"
-            )
 
 
 def _describe_wire(
@@ -489,7 +474,7 @@ def _describe_hours(settings: PlanSettings, config: BertConfig, mixture: Mixture
         row = f"  {ranks:6,}"
         for link in links:
             other = replace(settings, world_size=ranks, link=link)
-            _check_batches(other)
+            refuse_small_batches(other, ranks)
             seconds = sum(each.seconds for each in plan_phases(other, config, mixture))
             row += f"  {_hours(seconds):>9}"
         yield row

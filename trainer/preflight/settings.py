@@ -14,14 +14,16 @@ from trainer.settings import Phase, PretrainSettings
 class DoctorSettings(PretrainSettings):
     """Examines every rank of a job before it trains.
 
-    Start it as pretrain is started, with the same flags. The exit code is 1 if a rank is unfit.
+    Start it as pretrain is started, with the same flags. The exit code is 1 if a rank is unfit, or
+    if the settings do not fit the data and the number of ranks.
     If checkpoint.url is given, every rank writes and removes a small object there.
 
     Attributes:
         data: Datasets as pretrain takes them. If none is given, doctor reads none, and plan takes
             every instance to have the full length.
         output: The planned folder of the run, which is not made.
-        phases: The phases of the training, which doctor does not look at.
+        phases: The phases of the training, a list in the --config file. If none is given, doctor
+            does not check lengths and batches.
     """
 
     data: list[str] = field(default_factory=list)

@@ -40,6 +40,7 @@ from trainer.process.precision import (
 )
 from trainer.process.ranks import Ranks, describe_device, together
 from trainer.process.stopping import StopRequest
+from trainer.runs.check_mixture import check_mixture
 from trainer.runs.epochs import instances_a_pass, lengthen_phases
 from trainer.runs.run_folder import (
     RunFolder,
@@ -49,7 +50,6 @@ from trainer.runs.run_folder import (
     masking_of,
     prepare_run,
 )
-from trainer.runs.segments import refuse_single_segments
 from trainer.settings import Phase, PretrainSettings
 from trainer.stream.known import KnownPasses
 from trainer.stream.left_out import LeftOutDocuments
@@ -777,43 +777,6 @@ def resolve_epochs(settings: PretrainSettings, mixture: Mixture) -> PretrainSett
     pass_sizes = [instances_a_pass(mixture, phase.seq_len) for phase in settings.phases]
     phases = lengthen_phases(settings, pass_sizes)
     return dataclasses.replace(settings, phases=phases, epochs=None)
-
-
-def check_mixture(settings: PretrainSettings, mixture: Mixture, world_size: int) -> BertConfig:
-    """Returns the config of the model, with the size of the datasets' vocabulary.
-
-    Raises:
-        ValueError: A dataset has no pairs of segments, which the objective needs, or lacks the
-            length of a phase; the model cannot read that length; or a batch is smaller than the
-            number of ranks.
-    """
-    config = settings.model_config(mixture[0].dataset.manifest.vocab_size)
-    refuse_single_segments(settings, mixture)
-    needed = {phase.seq_len for phase in settings.phases}
-    for source in mixture:
-        groups = source.dataset.manifest.groups
-        existing = {group.seq_len for group in groups if group.split == "train"}
-        missing = sorted(needed - existing)
-        if missing:
-            there = ", ".join(f"train L{length}" for length in sorted(existing))
-            raise ValueError(
-                f"{source.dataset.url}: no train instances of seq_len "
-                f"{', '.join(map(str, missing))}; the dataset has {there}; build it with --seq_lens"
-                f" {' '.join(map(str, sorted(needed | existing)))}, or choose other phases"
-            )
-    for index, phase in enumerate(settings.phases):
-        if phase.seq_len > config.max_position_embeddings:
-            raise ValueError(
-                f"phases.{index}.seq_len is {phase.seq_len}, the model reads "
-                f"{config.max_position_embeddings} tokens; raise "
-                "model.overrides.max_position_embeddings"
-            )
-        if phase.global_batch < world_size:
-            raise ValueError(
-                f"phases.{index}.global_batch is {phase.global_batch} for {world_size} ranks; every"
-                " rank needs at least one instance a step: raise it or start fewer ranks"
-            )
-    return config
 
 
 def prepare_model(
