@@ -1,4 +1,3 @@
-import math
 from dataclasses import replace
 
 import pytest
@@ -20,7 +19,7 @@ from trainer.preflight.communication import (
     parse_link,
     time_step,
 )
-from trainer.preflight.plan import describe_plan, find_used_batch, time_phase_step
+from trainer.preflight.plan import describe_plan, find_used_batch, time_phase_step, traffic_of
 from trainer.preflight.settings import PlanSettings
 from trainer.process.gpus import GPUS
 from trainer.settings import Phase
@@ -225,12 +224,34 @@ def test_weights_hide_behind_the_first_forward_pass():
 
 
 def test_the_size_of_buckets_can_be_chosen():
-    traffic = count_traffic(preset("tiny"), 1, "fp32", 2, 1, bucket_size=SIZE)
+    traffic = count_traffic(CONFIG, 1, "fp32", 2, 1, bucket_size=SIZE)
     assert not traffic.overlaps
-    several = count_traffic(CONFIG, 1, "fp32", 2, 1, bucket_size=math.ceil(SIZE / 4))
-    assert several.overlaps
-    assert (several.gradient_trips, several.weight_trips) == (4, 4)
-    assert several.last_share == pytest.approx(1 / 4)
+    assert (traffic.gradient_trips, traffic.weight_trips, traffic.last_share) == (1, 1, 1)
+    with torch.device("meta"):
+        parameters = list(BertForPreTraining(CONFIG).parameters())
+    for bucket in (SIZE // 4, 1_000):
+        buckets = cut_buckets(parameters, bucket)
+        several = count_traffic(CONFIG, 1, "fp32", 2, 1, bucket_size=bucket)
+        assert several.overlaps
+        assert (several.gradient_trips, several.weight_trips) == (len(buckets), len(buckets))
+        last = sum(parameter.numel() for parameter in buckets[-1])
+        assert several.last_share == last / SIZE
+
+
+@pytest.mark.parametrize(("stage", "trips"), [(0, (2, 0)), (1, (1, 1)), (3, (1, 22))])
+def test_the_plan_counts_the_buckets_of_the_deepspeed_file(tmp_path, stage, trips):
+    """Under ZeRO-3 the size is that of gradients only, and weights are gathered twice."""
+    file = tmp_path / "ds_config.json"
+    file.write_text('{"zero_optimization": {"reduce_bucket_size": 5e8}}')
+    precision = "fp32" if stage == 0 else "bf16"
+    settings = settings_of(zero_stage=stage, precision=precision, deepspeed=str(file))
+    traffic = traffic_of(settings, CONFIG, 1)
+    assert (traffic.gradient_trips, traffic.weight_trips) == trips
+    assert traffic_of(replace(settings, deepspeed=None), CONFIG, 1).gradient_trips > trips[0]
+    muon = replace(settings, optimizer=OptimizerSettings(name="muon"), deepspeed=str(file))
+    if stage == 1:
+        costs = count_muon_costs(CONFIG, 1, 64, 5 * 10**8, node_size=8)
+        assert traffic_of(muon, CONFIG, 1).exchanged_bytes == 4 * costs.sent
 
 
 def test_gradients_hide_behind_the_last_backward_pass():

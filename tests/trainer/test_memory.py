@@ -21,7 +21,7 @@ from trainer.cli import COMMANDS
 from trainer.engine.zero import bucket_sizes
 from trainer.model.bert import build_model
 from trainer.model.config import preset
-from trainer.preflight.memory import Case, activation_bytes, count_memory
+from trainer.preflight.memory import Case, _reduction, activation_bytes, count_memory
 from trainer.preflight.plan import memory_case, plan_phases
 from trainer.pretrain.loop import pretrain
 from trainer.process.ranks import _let_gloo_rest
@@ -119,6 +119,23 @@ def test_the_plan_counts_what_is_allocated(
     planned = count_memory(memory_case(asked, config, phases, zero_stage))
     assert planned.fullest == fullest
     assert planned.total == pytest.approx(counted, rel=0.05)
+
+
+def test_the_size_of_buckets_of_the_deepspeed_file_counts():
+    """P is 336,226,108 and the embedding has 31,254,528 elements."""
+    config = preset("large", vocab_size=30_522)
+
+    def reduction(zero_stage, bucket_size):
+        case = Case(config, 8, zero_stage, micro_batches=1, bucket_size=bucket_size)
+        return _reduction(case)["reduction"]["buckets"]
+
+    assert reduction(1, None) == reduction(1, 1_000) == 4 * 31_254_528  # a bucket of its own
+    assert reduction(1, 10**8) == 4 * 10**8
+    assert reduction(1, 5 * 10**8) == 4 * 336_226_108
+    assert reduction(3, None) == 2 * 4 * 2**25
+    # DeepSpeed reserves the whole bucket, and copies what is in it.
+    assert reduction(3, 5 * 10**8) == 4 * 5 * 10**8 + 4 * 336_226_108
+    assert reduction(3, 1_000) == 4 * 1_000 + 4 * 31_254_528
 
 
 def test_terms_of_bert_large_on_eight_gpus():

@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 
 from trainer.engine.deepspeed_config import BUCKET_ELEMENTS, bucket_elements
 from trainer.engine.muon_costs import MuonCosts
-from trainer.model.config import BertConfig, num_parameters
+from trainer.engine.partitions import cut_sizes
+from trainer.model.config import BertConfig, parameter_shapes
 from trainer.process.gpus import Gpu
 
 _FP32 = 4
@@ -212,7 +213,7 @@ def count_traffic(
     micro_batches: int,
     *,
     by_gloo: bool = False,
-    bucket_size: int = BUCKET_ELEMENTS,
+    bucket_size: int | None = None,
 ) -> Traffic:
     """Returns what a rank sends in a step.
 
@@ -227,7 +228,8 @@ def count_traffic(
     With Gloo, over which ranks on CPUs talk, a reduce-scatter is carried out as an all-reduce. The
     gradients of stages 1 to 3 then take twice the bytes of the table.
 
-    Parameters are sent in buckets. A bucket that is reduce-scattered or gathered takes one trip
+    Parameters are sent in buckets, which are counted as a run cuts them: a parameter that is larger
+    than a bucket has one of its own. A bucket that is reduce-scattered or gathered takes one trip
     around the ring, and a bucket that is all-reduced takes two. Under ZeRO-0 to 2 the buckets of
     gradients travel during the last backward pass (trainer/engine/gradients.py), and those of
     weights during the first forward pass of the next step (trainer/engine/weights.py). What Muon
@@ -240,14 +242,16 @@ def count_traffic(
         ranks: Number of ranks, N.
         micro_batches: Micro-batches of a rank in a step, k.
         by_gloo: Whether ranks talk by Gloo instead of NCCL.
-        bucket_size: The most elements of a bucket under ZeRO-0 to 2.
+        bucket_size: The most elements of a bucket of gradients, and under ZeRO-1 and 2 also of
+            weights. None takes the size that a run has by default.
     """
-    size = num_parameters(config)
-    embedding = config.vocab_size * config.hidden_size
-    bucket = bucket_size
+    sizes = [math.prod(shape) for shape in parameter_shapes(config).values()]
+    size = sum(sizes)
+    default = BUCKET_ELEMENTS
     if zero_stage == 3:
-        bucket = bucket_elements(size, embedding)
-    buckets = math.ceil(size / bucket)
+        default = bucket_elements(size, largest_tensor=max(sizes))
+    buckets = cut_sizes(sizes, bucket_size or default)
+    weight_buckets = cut_sizes(sizes, default) if zero_stage == 3 else buckets
     sent = size * (ranks - 1) / ranks
     weight = 2 if precision == "bf16" else _FP32
     gradient_trips = 2 if zero_stage == 0 or by_gloo else 1
@@ -256,10 +260,10 @@ def count_traffic(
     return Traffic(
         gradient_bytes=sent * _FP32 * gradient_trips * reductions,
         weight_bytes=sent * weight * gathers,
-        gradient_trips=buckets * gradient_trips * reductions,
-        weight_trips=buckets * gathers,
-        last_share=min(1.0, max(bucket, embedding) / size),
-        overlaps=zero_stage < 3 and buckets > 1,
+        gradient_trips=len(buckets) * gradient_trips * reductions,
+        weight_trips=len(weight_buckets) * gathers,
+        last_share=sum(sizes[index] for index in buckets[-1]) / size,
+        overlaps=zero_stage < 3 and len(buckets) > 1,
     )
 
 

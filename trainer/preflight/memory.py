@@ -19,7 +19,6 @@ from typing import Literal, NamedTuple
 
 from trainer.engine.deepspeed_config import (
     BUCKET_ELEMENTS,
-    LARGEST_BUCKET,
     MOST_ON_THE_WAY,
     bucket_elements,
 )
@@ -50,6 +49,8 @@ class Case:
         is_cpu: Whether ranks compute on CPUs. The copies for checkpoints are then in the same
             memory as the model.
         masked_share: Share of the tokens that are predicted.
+        bucket_size: The most elements of a bucket of gradients. None takes the size that a run has
+            by default.
     """
 
     config: BertConfig
@@ -65,6 +66,7 @@ class Case:
     is_compiled: bool = False
     is_cpu: bool = False
     masked_share: float = 0.15
+    bucket_size: int | None = None
 
     @property
     def value_bytes(self) -> int:
@@ -203,7 +205,9 @@ def _reduction(case: Case) -> dict[str, dict[str, float]]:
     reduction: dict[str, float] = {"gradients": case.whole}
     if case.is_partitioned:
         if case.micro_batches == 1:  # of the sums, the last bucket and those on the way are left
-            left = last + MOST_ON_THE_WAY * _FP32 * BUCKET_ELEMENTS
+            # A matrix that is larger than a bucket is sent alone.
+            matrix = case.config.hidden_size * case.config.intermediate_size
+            left = last + MOST_ON_THE_WAY * _FP32 * max(matrix, _bucket_elements(case))
             end = {"gradients": min(case.whole, left + case.part)}
         copies = 2 if case.is_cpu else 1  # Gloo copies what it sends
         reduction = {"gradients": case.part, "buckets": copies * last}
@@ -223,30 +227,38 @@ def _last_bucket(case: Case, tied: int) -> float:
         case: The sizes.
         tied: Number of elements of the word embedding.
     """
-    return min(case.whole, _FP32 * max(tied, BUCKET_ELEMENTS))
+    return min(case.whole, _FP32 * max(tied, _bucket_elements(case)))
+
+
+def _bucket_elements(case: Case) -> int:
+    """Returns the most elements of a bucket under ZeRO-0 to 2."""
+    return case.bucket_size or BUCKET_ELEMENTS
 
 
 def _reduction_of_zero3(case: Case, tied: int) -> dict[str, dict[str, float]]:
     """Returns the result of `_reduction` for ZeRO-3.
 
-    DeepSpeed collects gradients in a bucket, and copies them into a flat buffer of the same size to
-    reduce them. Both are in memory during the reduction.
+    DeepSpeed collects gradients in a bucket, whose memory it reserves at once, however large the
+    model is. To reduce them, it copies them into a flat buffer of their size. Both are in memory
+    during the reduction. A gradient that is larger than the bucket is reduced alone.
 
     Args:
         case: The sizes.
         tied: Number of elements of the word embedding.
     """
     count = num_parameters(case.config)
-    bucket = _FP32 * bucket_elements(count, tied)
+    elements = case.bucket_size or bucket_elements(count, tied)
+    bucket = _FP32 * elements
+    flat = _FP32 * max(tied, min(count, elements))
     # If all gradients are in one bucket, they are reduced at the end only.
-    gradients = case.earlier + (case.part if count > LARGEST_BUCKET else 0)
+    gradients = case.earlier + (case.part if count > elements else 0)
     end = {"gradients": gradients, "buckets": bucket}
     return {
         "end of the backward pass": {
             **end,
             "gradient of the embedding": 3 * case.value_bytes * tied,
         },
-        "reduction": {"gradients": gradients, "buckets": 2 * bucket},
+        "reduction": {"gradients": gradients, "buckets": bucket + flat},
     }
 
 
@@ -275,5 +287,5 @@ def _muon_matrices(case: Case) -> float:
     """Returns the bytes that Muon needs while it orthogonalises the matrices of a rank."""
     value = 2 if case.muon_precision == "bf16" else _FP32
     largest = case.config.hidden_size * case.config.intermediate_size
-    costs = count_muon_costs(case.config, case.zero_stage, case.ranks, BUCKET_ELEMENTS)
+    costs = count_muon_costs(case.config, case.zero_stage, case.ranks, _bucket_elements(case))
     return value * (4 * largest + costs.exchanged)

@@ -196,8 +196,9 @@ def update_seconds(settings: PlanSettings, config: BertConfig) -> float:
 
 def _muon_costs(settings: PlanSettings, config: BertConfig) -> MuonCosts:
     """Returns what Muon adds to a step on the rank, or the link, where it adds most."""
+    bucket = settings.bucket_size or BUCKET_ELEMENTS
     return count_muon_costs(
-        config, settings.zero_stage, settings.world_size, BUCKET_ELEMENTS, settings.node_size
+        config, settings.zero_stage, settings.world_size, bucket, settings.node_size
     )
 
 
@@ -210,6 +211,7 @@ def traffic_of(settings: PlanSettings, config: BertConfig, micro_batches: int) -
         settings.world_size,
         micro_batches,
         by_gloo=settings.gpu == "cpu",
+        bucket_size=settings.bucket_size,
     )
     if settings.optimizer.name == "muon":
         costs = _muon_costs(settings, config)
@@ -309,6 +311,7 @@ def memory_case(
         is_compiled=settings.choice.is_compiled and zero_stage != 3,
         is_cpu=settings.gpu == "cpu",
         masked_share=max(settings.mask_shares or [Case.masked_share]),
+        bucket_size=settings.bucket_size,
     )
 
 

@@ -1,6 +1,7 @@
 """Settings of `doctor` and `plan`, the commands that are run before a training."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 from pipeline.command_line.program import check_least
@@ -77,6 +78,15 @@ class PlanSettings(DoctorSettings):
         The data sheet's number is that for the run's precision.
         """
         return self.peak_tflops or GPUS[self.gpu].peak_tflops(self.choice.precision)
+
+    @cached_property
+    def bucket_size(self) -> int | None:
+        """`reduce_bucket_size` of the ds_config.json, in elements; None if it does not say it."""
+        from trainer.engine.deepspeed_file import passed_to_deepspeed
+
+        zero = passed_to_deepspeed(self.deepspeed).get("zero_optimization", {})
+        size: int | None = zero.get("reduce_bucket_size")
+        return size
 
     @property
     def choice(self) -> Choice:
