@@ -19,6 +19,7 @@ import numpy.typing as npt
 from pipeline.inspect.show import describe_instance, read_vocabulary
 from pipeline.shards.block import Block, block_instances
 from pipeline.shards.dataset import Dataset, read_block
+from pipeline.shards.instance_kind import has_pairs
 from pipeline.shards.records import Group, Shard
 from pipeline.tokens.grouped_rows import read_bounds, read_rows
 from pipeline.tokens.provenance import EncodedDocuments
@@ -29,7 +30,8 @@ SAMPLE_BLOCKS = 32
 SAMPLE_PARTS = 16
 _ROWS_OF_A_PART = 4096
 _NUM_BINS = 16
-_INSTANCES_PER_LABEL = 2
+_NUM_INSTANCES = 4
+"""How many instances of a split and sequence length are shown."""
 _DOCUMENT_EDGES = (16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16_384, None)
 """Upper limits of the bins of documents' lengths in tokens; None means no limit."""
 
@@ -43,8 +45,8 @@ def measure_group(dataset: Dataset, group: Group) -> dict[str, Any]:
 
     Returns:
         A mapping of `sample` to the number of blocks and instances in the sample, `lengths` to the
-        result of `count_lengths` for its instances, and `sample_instances` to at most two instances
-        with the next segment B and two with a random one.
+        result of `count_lengths` for its instances, and `sample_instances` to at most four
+        instances: two with the next segment B and two with a random one, or four of one segment.
     """
     key = (group.split, group.seq_len)
     shards = [shard for shard in dataset.all_shards if (shard.split, shard.seq_len) == key]
@@ -57,9 +59,10 @@ def measure_group(dataset: Dataset, group: Group) -> dict[str, Any]:
 
     vocabulary = read_vocabulary(dataset)
     instances: list[dict[str, Any]] = []
-    for label in (False, True):
+    labels = (False, True) if has_pairs(dataset.manifest.settings) else (False,)
+    for label in labels:
         of_label = _instances(chosen, blocks, label, vocabulary)
-        instances += islice(of_label, _INSTANCES_PER_LABEL)
+        instances += islice(of_label, _NUM_INSTANCES // len(labels))
     return {
         "sample": {**sample, "instances": len(lengths)},
         "lengths": count_lengths(lengths, edges),

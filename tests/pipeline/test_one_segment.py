@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.inspect.deep_verify import DeepCheck
+from pipeline.inspect.measure import measure_group
 from pipeline.settings import BuildSettings
 from pipeline.shards.dataset import open_dataset, read_blocks
 from pipeline.shards.document_index import open_document_index
@@ -235,6 +236,26 @@ def test_an_instance_of_the_other_kind_is_found(
     dataset = open_dataset(str(tmp_path))
     with pytest.raises(ValueError, match=message):
         [*read_blocks(dataset, dataset.all_shards[0])]
+
+
+@pytest.mark.parametrize(
+    ("kind", "places"), [("single-sentence", [0, 1, 2, 3]), ("segment-pairs", [0, 2, 1, 3])]
+)
+def test_the_report_shows_four_instances_of_either_kind(tmp_path, make_block, kind, places):
+    block = make_block(6)
+    if kind == "single-sentence":
+        input_ids = block.input_ids.copy()
+        input_ids[block.offsets[:-1] + block.segment_a_length - 1] = 7  # a word for the first [SEP]
+        alone = {"segment_a_length": block.lengths.astype(np.uint16), "input_ids": input_ids}
+        block = replace(
+            block, **alone, document_b=block.document_a, is_random_next=np.zeros(6, bool)
+        )
+    else:
+        block = replace(block, is_random_next=np.arange(6) % 2 == 1)
+    write_dataset(tmp_path, {("train", 8192, 0, 0): [block]}, 100, PAIRS | {"instances": kind})
+    dataset = open_dataset(str(tmp_path))
+    shown = measure_group(dataset, dataset.manifest.groups[0])["sample_instances"]
+    assert [each["instance"] for each in shown] == places
 
 
 def test_a_damaged_end_of_the_only_segment_is_found(tmp_path):
