@@ -1,5 +1,6 @@
 """`evaluate`: the numbers of a run's own validation, and of transformers."""
 
+import dataclasses
 import json
 import math
 
@@ -12,7 +13,7 @@ from pipeline.shards.dataset import open_dataset
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import rows_of, train_tiny_run
 from trainer.cli import main
-from trainer.inference.evaluate import choose_lengths, evaluate
+from trainer.inference.evaluate import choose_lengths, evaluate, perplexity
 from trainer.inference.open_model import open_model
 from trainer.stream.batches.pack import pad_micro_batch
 from trainer.stream.held_out import iterate_validation
@@ -51,6 +52,29 @@ def test_numbers_are_those_of_the_validation_inside_the_run(folder, run, has_nsp
     theirs = {name: expected[name] for name in compared}
     assert {name: found[name] for name in compared} == pytest.approx(theirs, rel=1e-6)
     assert found["perplexity"] == pytest.approx(math.exp(expected["mlm_loss"]), rel=1e-5)
+
+
+@pytest.mark.parametrize("factor", [1e6, math.inf])
+def test_a_diverged_model_is_measured_too(folder, monkeypatch, capsys, factor):
+    opened = open_model(str(folder / "run"))
+    scaled = {
+        name: tensor * factor if name.startswith("mlm_head.") else tensor
+        for name, tensor in opened.state.items()
+    }
+    diverged = dataclasses.replace(opened, state=scaled)
+    monkeypatch.setattr("trainer.inference.open_model.open_model", lambda *_: diverged)
+    assert run(folder, "--seq_len", "16", "--output", str(folder / "diverged.json")) == 0
+    [found] = json.loads((folder / "diverged.json").read_text())["lengths"]
+    assert found["perplexity"] is None
+    assert found["mlm_loss"] is None if factor == math.inf else found["mlm_loss"] > 709
+    assert ", perplexity none (the model has diverged), accuracy 0." in capsys.readouterr().out
+
+
+def test_the_perplexity_is_the_exponential_as_far_as_floats_hold_it():
+    assert perplexity(0.0) == 1.0
+    assert perplexity(709.7) == pytest.approx(1.6549840276802644e308)
+    for loss in (709.8, 1e9, math.inf, math.nan):
+        assert perplexity(loss) is None
 
 
 def test_an_export_on_training_instances_is_as_transformers_says(folder):

@@ -1,6 +1,7 @@
 """Measures how well a trained model predicts the instances of a dataset."""
 
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,9 @@ from trainer.pretrain.validation import sum_losses
 from trainer.runs.metrics import loss_columns, majority_share, unigram_entropy
 from trainer.stream.batches.pack import MicroBatch
 from trainer.stream.held_out import iterate_validation
+
+_LARGEST_LOSS = math.log(sys.float_info.max)
+"""Losses from here on, 709.8 nats, have no perplexity that a float holds."""
 
 
 @torch.inference_mode()
@@ -51,9 +55,11 @@ def evaluate(
     Returns:
         Numbers by name: "mlm_loss" and "unigram_entropy" (the loss of a guess by frequency alone)
         in nats, "mlm_accuracy", "perplexity", "instances" and "masked" (the number of predicted
-        tokens). "nsp_loss", "nsp_accuracy" and "nsp_majority_share" (the accuracy of always giving
-        the more frequent answer) are there if the model has a next-sentence head and was trained
-        with this task. "loss" is the sum of both losses, or "mlm_loss" alone.
+        tokens). "perplexity" is None if the loss of a diverged model is no number, or is above 709
+        nats, whose exponential no float holds. "nsp_loss", "nsp_accuracy" and "nsp_majority_share"
+        (the accuracy of always giving the more frequent answer) are there if the model has a
+        next-sentence head and was trained with this task. "loss" is the sum of both losses, or
+        "mlm_loss" alone.
 
     Raises:
         ValueError: The dataset has another vocabulary or not this length, the model reads fewer
@@ -89,7 +95,7 @@ def evaluate(
     sums = _sum_batches(opened, batches, dataset, device)
     columns: dict[str, Any] = loss_columns(sums.losses, sums.masked, instances, has_nsp)
     columns |= {
-        "perplexity": math.exp(columns["mlm_loss"]),
+        "perplexity": perplexity(columns["mlm_loss"]),
         "instances": instances,
         "masked": sums.masked,
         "unigram_entropy": unigram_entropy(sums.token_counts.numpy()),
@@ -97,6 +103,15 @@ def evaluate(
     if has_nsp:
         columns["nsp_majority_share"] = majority_share(sums.num_random, instances)
     return columns
+
+
+def perplexity(mlm_loss: float) -> float | None:
+    """Returns the exponential of a loss in nats; None if it is no number or too large for a float.
+
+    Args:
+        mlm_loss: The mean loss of a predicted token, which may be infinite or not a number.
+    """
+    return math.exp(mlm_loss) if mlm_loss < _LARGEST_LOSS else None
 
 
 @dataclass(frozen=True)
@@ -172,10 +187,12 @@ def choose_lengths(
 
 def format_evaluation(found: Mapping[str, Any]) -> str:
     """Formats the result of `evaluate` as a few lines for people."""
+    exponential = found["perplexity"]
+    shown = "none (the model has diverged)" if exponential is None else f"{exponential:.2f}"
     lines = [
         "{instances:,} instances, {masked:,} masked tokens",
         "MLM loss {mlm_loss:.4f} nats (unigram entropy of the text {unigram_entropy:.4f}), "
-        "perplexity {perplexity:.2f}, accuracy {mlm_accuracy:.4f}",
+        f"perplexity {shown}, accuracy {{mlm_accuracy:.4f}}",
     ]
     if "nsp_loss" in found:
         constant = "(constant answer {nsp_majority_share:.4f})"
