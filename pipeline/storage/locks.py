@@ -70,13 +70,34 @@ def locked_folder(
         FileExistsError: Another job still holds the lock after `patience_seconds`.
         ValueError: The disk has no locks.
     """
-    path = folder / name
     folder.mkdir(parents=True, exist_ok=True)
+    with locked_file(folder / name, folder, patience_seconds, is_shared=is_shared):
+        yield
+
+
+@contextlib.contextmanager
+def locked_file(
+    path: Path, protected: Path, patience_seconds: float, *, is_shared: bool = False
+) -> Iterator[None]:
+    """Holds the lock of a file as long as the context lasts.
+
+    The file is removed at the end unless the lock is shared.
+
+    Args:
+        path: The lock file, in a folder that exists.
+        protected: The folder that the lock protects, for messages.
+        patience_seconds: How long to wait for another holder.
+        is_shared: Whether other jobs may hold the lock at the same time, if they share it too.
+
+    Raises:
+        FileExistsError: Another job still holds the lock after `patience_seconds`.
+        ValueError: The disk has no locks.
+    """
     with contextlib.ExitStack() as stack:
         while True:
             file = stack.enter_context(path.open("ab"))
             try:
-                wait_for_lock(file, folder, patience_seconds, is_shared=is_shared)
+                wait_for_lock(file, protected, patience_seconds, is_shared=is_shared)
             except OSError as error:
                 if error.errno not in _NO_LOCKS:
                     raise

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipeline.storage.local import replace_file
+from pipeline.storage.locks import locked_file
 from scripts.soak.forgetting import LONG, SHORT, Scenario, forget_often
 from tests.trainer.tiny_dataset import write_tiny_dataset
 from tests.trainer.tiny_run import OURS, TINY, launch, write_config
@@ -164,6 +165,22 @@ def test_bad_input_is_one_line_and_leaves_nothing(
         assert message in said
         assert len(said.splitlines()) == 1
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_second_command_with_the_same_output_is_refused(place, forget, tmp_path, monkeypatch):
+    monkeypatch.setattr("trainer.forget.command.PATIENCE_SECONDS", 0.0)
+    unfinished = tmp_path / ".new.unfinished"
+    unfinished.mkdir()
+    (unfinished / "vocab.txt").write_text("of the first")
+    with locked_file(tmp_path / ".new.lock", tmp_path / "new", 0.0):
+        code, said = forget([3])
+    assert code == 2
+    assert said.splitlines()[-1].endswith(
+        f"{tmp_path / 'new'} is in use by another job for 0 s; wait for it, stop it, or give"
+        " another --output"
+    )
+    assert (unfinished / "vocab.txt").read_text() == "of the first"
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_list_of_everything_is_refused_before_there_is_a_run(place, tmp_path, capsys):

@@ -11,6 +11,7 @@ from typing import Any
 from pipeline.shards.document_list import format_document_list, hash_documents, read_document_list
 from pipeline.storage.folder import Folder, parse_storage_options
 from pipeline.storage.local import replace_file
+from pipeline.storage.locks import locked_file
 from pipeline.storage.terminal import say
 from trainer.checkpoints.store import newest_json
 from trainer.forget.certificate import CERTIFICATE, describe_limits, write_certificate
@@ -25,6 +26,7 @@ from trainer.forget.plan import (
 from trainer.forget.settings import ForgetSettings
 from trainer.pretrain.loop import train
 from trainer.process.ranks import Ranks, together
+from trainer.runs.continuing import PATIENCE_SECONDS
 from trainer.runs.json_files import to_json
 from trainer.runs.metrics import MetricsFile
 from trainer.runs.run_folder import (
@@ -199,17 +201,20 @@ def _say_plan(task: _Task) -> _Planned:
 
 
 def _make_run(task: _Task, ranks: Ranks) -> bool:
-    """Makes the folder of the new run, with all that training needs to go on from the checkpoint.
+    """Plans the forgetting, and makes the folder of the new run if the plan needs it.
 
-    Only rank 0 calls this function. The folder is made under another name and then renamed, so it
-    appears complete or not at all.
+    Only rank 0 calls this function. A lock file beside the folder keeps other commands with the
+    same --output out. If one of them has made the folder in the meantime, the run goes on.
 
     Args:
         task: The command.
         ranks: The ranks that will train. A line is printed if their number is not the old run's.
 
     Returns:
-        Whether the folder was made. It is not if the plan has nothing to do.
+        Whether there is a run to train. There is none if the plan has nothing to do.
+
+    Raises:
+        FileExistsError: Another command is making the folder, or has made another run there.
     """
     planned = _say_plan(task)
     plan = planned.plan
@@ -223,6 +228,28 @@ def _make_run(task: _Task, ranks: Ranks) -> bool:
             f"{task.settings.run} was trained by {world_size} rank(s), these are"
             f" {ranks.world_size}: the new run has the same batches, but not the same bits"
         )
+    path = task.new.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with locked_file(path.with_name(f".{path.name}.lock"), path, PATIENCE_SECONDS):
+        if task.is_begun:
+            say(f"{path}: goes on")
+        else:
+            _write_run(task, planned)
+    return True
+
+
+def _write_run(task: _Task, planned: _Planned) -> None:
+    """Writes the folder of the new run, with all that training needs from the checkpoint on.
+
+    The folder is made under another name and then renamed, so it appears complete or not at all.
+    The caller must hold the lock of the folder.
+
+    Args:
+        task: The command.
+        planned: The plan.
+    """
+    old = task.old
+    plan = planned.plan
     new = task.new
     unfinished = RunFolder(new.path.with_name(f".{new.path.name}.unfinished"))
     shutil.rmtree(unfinished.path, ignore_errors=True)
@@ -241,7 +268,6 @@ def _make_run(task: _Task, ranks: Ranks) -> bool:
     if new.path.exists():
         new.path.rmdir()
     unfinished.path.rename(new.path)
-    return True
 
 
 def _copy_files(old: OldRun, new: RunFolder, plan: ForgettingPlan) -> None:
