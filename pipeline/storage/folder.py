@@ -88,6 +88,9 @@ class Folder:
         except (ImportError, ValueError) as error:
             cause = describe_missing(error) or error
             raise ValueError(f"{self.url}: cannot be opened: {cause}") from error
+        if "::" in self.url and isinstance(filesystem, LocalFileSystem):
+            found = "'::' in a path is taken for the end of the name of a filesystem, such as zip::"
+            raise ValueError(f"{self.url}: {found}; rename the folder, or give another one")
         return filesystem, str(path).rstrip("/")
 
     @cached_property
@@ -96,7 +99,7 @@ class Folder:
 
         Raises:
             ValueError: The URL has an unknown scheme, or the package that serves its scheme is not
-                installed.
+                installed; or it is a local path with "::", of which fsspec would drop a part.
         """
         return self._opened[0]
 

@@ -18,6 +18,21 @@ from trainer.cli import main as trainer_main
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.parametrize("url", ["a::b", "a::b/c", "a:::b", "file::b", "{}/a::b", "{}/s3::b/c"])
+def test_a_local_path_with_two_colons_is_refused(url, tmp_path, monkeypatch, capsys):
+    """fsspec would take it for `a:` or `a`, and drop the rest."""
+    monkeypatch.chdir(tmp_path)
+    output = url.format(tmp_path)
+    with pytest.raises(ValueError, match=rf"^{output}: '::' in a path is taken for the end of"):
+        Folder(output).write("x", b"")
+    Path("in.jsonl").write_text('{"text": "One. Two."}\n')
+    assert run("build", "--input", "in.jsonl", "--output", output, "--vocab_size", 300) == 2
+    said = capsys.readouterr().err.strip()
+    assert f"{output}: '::' in a path" in said
+    assert len(said.splitlines()) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+
+
 @pytest.mark.parametrize("url", ["s3:/bucket/a", "gs:/b", "hf:/datasets/x", "https:/host/a.jsonl"])
 def test_a_url_with_one_slash_is_no_folder_of_this_machine(url):
     meant = url.replace(":/", "://")
