@@ -204,7 +204,9 @@ def export(settings: ExportSettings, _remainder: object = None) -> None:
 
     options = parse_storage_options(settings.storage_options)
     is_model = Folder(settings.run, options).exists(CONFIG)
-    opened = open_model(settings.run) if is_model else open_run_model(settings.run, options)
+    opened = (
+        open_model(settings.run, options) if is_model else open_run_model(settings.run, options)
+    )
     if opened.head is None:
         opened.check_has(OPTIONAL_PREFIXES, "the heads of pretraining, which an export has")
     files = model_files(

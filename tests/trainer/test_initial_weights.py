@@ -2,6 +2,7 @@
 
 import dataclasses
 import hashlib
+import json
 import re
 import shutil
 import zlib
@@ -130,6 +131,13 @@ def test_a_run_starts_from_them_and_says_so(vocabulary):
         f"weights are those of {GOOGLE}",
         "  it has no vocab.txt: only the size says that its vocabulary is the dataset's",
     ]
+
+
+def test_a_run_starts_from_weights_at_a_url_with_options(vocabulary):
+    options = json.dumps({"path": str(GOOGLE.parent), "target_protocol": "file"})
+    model = build_model(CONFIG, 0)
+    prepare(model, vocabulary, init_from=f"dir://{GOOGLE.name}", storage_options=options)
+    assert torch.equal(model.mlm_head.bias, written("cls/predictions/output_bias", (30,)))
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")

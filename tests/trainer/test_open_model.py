@@ -88,6 +88,19 @@ def test_a_run_at_a_url_is_opened_and_exported(run, exported, bucket, tmp_path):
         open_model(remote)
 
 
+@pytest.mark.engines
+def test_a_model_at_a_url_is_opened_with_the_options_of_the_command(exported, run, tmp_path):
+    """The file system `dir://` needs options, which say which folder its paths are in."""
+    options = {"path": str(exported.parent), "target_protocol": "file"}
+    opened = open_model("dir://hf", options)
+    assert equal(opened.state, open_model(str(exported)).state)
+    assert opened.word_rule == UNCASED
+    flags = ["--output", str(tmp_path / "again"), "--storage_options", json.dumps(options)]
+    assert main(["export", "dir://hf", *flags]) == 0
+    weights = "model.safetensors"
+    assert (tmp_path / "again" / weights).read_bytes() == (exported / weights).read_bytes()
+
+
 def test_a_checkpoint_of_google_with_a_vocabulary(tmp_path):
     folder = shutil.copytree(GOOGLE, tmp_path / "google")
     (folder / "vocab.txt").write_text(VOCAB)

@@ -145,6 +145,8 @@ def exported(trained):
 def test_a_run_begins_with_the_weights_of_one(trained, exported):
     found = read_initial_weights(str(trained / "universal"))
     assert (found.config, found.vocab) == (BERT, VOCAB.encode())
+    options = {"path": str(trained), "target_protocol": "file"}
+    assert read_initial_weights("dir://universal", options).state.keys() == found.state.keys()
     expected = read_initial_weights(str(exported)).state
     assert found.state.keys() == expected.keys()
     assert all(torch.equal(found.state[name], tensor) for name, tensor in expected.items())

@@ -123,11 +123,14 @@ def model_files(
     }
 
 
-def load_hf(folder: str) -> tuple[BertConfig, dict[str, Tensor], Head | None]:
+def load_hf(
+    folder: str, options: Mapping[str, Any] | None = None
+) -> tuple[BertConfig, dict[str, Tensor], Head | None]:
     """Reads a model from a folder that transformers or an export wrote.
 
     Args:
         folder: A local folder or an fsspec URL.
+        options: Options of the filesystem of a folder at a URL.
 
     Returns:
         The configuration; the parameters under our names, fp32, on the CPU, without those of heads
@@ -137,11 +140,11 @@ def load_hf(folder: str) -> tuple[BertConfig, dict[str, Tensor], Head | None]:
         ValueError: The model is no BERT that is supported, or a file is damaged.
         FileNotFoundError: A file is missing.
     """
-    settings = read_json(folder, CONFIG)
+    settings = read_json(folder, CONFIG, options)
     where = f"{folder}/{CONFIG}"
     config = huggingface.from_hf_config(settings, where)
     head = huggingface.head_of_hf_config(settings, where)
-    data = _read_file(folder, WEIGHTS)
+    data = _read_file(folder, WEIGHTS, options)
     try:
         tensors = safetensors.torch.load(data)
     except (SafetensorError, KeyError, RuntimeError, ValueError) as error:
@@ -151,18 +154,19 @@ def load_hf(folder: str) -> tuple[BertConfig, dict[str, Tensor], Head | None]:
     return config, state, head
 
 
-def read_json(folder: str, name: str) -> dict[str, Any]:
+def read_json(folder: str, name: str, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Returns the JSON object in a file of a model folder.
 
     Args:
         folder: A local folder or an fsspec URL.
         name: The name of the file, such as "config.json".
+        options: Options of the filesystem of a folder at a URL.
 
     Raises:
         FileNotFoundError: There is no such file. The message lists the files that are there.
         ValueError: The file is not a JSON object.
     """
-    return parse_settings(_read_file(folder, name), f"{folder}/{name}")
+    return parse_settings(_read_file(folder, name, options), f"{folder}/{name}")
 
 
 def parse_settings(data: bytes, where: str) -> dict[str, Any]:
@@ -208,17 +212,18 @@ def write_export(files: Mapping[str, bytes], folder: str) -> None:
         target.write(name, files[name])
 
 
-def _read_file(folder: str, name: str) -> bytes:
+def _read_file(folder: str, name: str, options: Mapping[str, Any] | None) -> bytes:
     """Returns the content of a file in a model folder.
 
     Args:
         folder: A local folder or an fsspec URL.
         name: The name of the file.
+        options: Options of the filesystem of a folder at a URL.
 
     Raises:
         FileNotFoundError: There is no such file. The message lists the files that are there.
     """
-    files = Folder(folder)
+    files = Folder(folder, options)
     names = files.list()
     if name not in names:
         listing = ", ".join(sorted(names)[:10]) or "nothing"

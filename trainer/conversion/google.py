@@ -11,7 +11,7 @@ weights of torch. Our model computes the exact GELU, as Google's code of 2018 di
 import math
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -232,12 +232,15 @@ def _varints(data: bytes, count: int, position: int = 0) -> list[int]:
     return [*values, position]
 
 
-def load_google(folder: str, name: str) -> tuple[BertConfig, dict[str, Tensor]]:
+def load_google(
+    folder: str, name: str, options: Mapping[str, Any] | None = None
+) -> tuple[BertConfig, dict[str, Tensor]]:
     """Reads the model in a checkpoint, without the states of its optimizer.
 
     Args:
         folder: A local folder or an fsspec URL.
         name: The checkpoint in the folder, such as "bert_model.ckpt".
+        options: Options of the filesystem of a folder at a URL.
 
     Returns:
         The configuration, and the parameters under our names, fp32, on the CPU.
@@ -247,8 +250,9 @@ def load_google(folder: str, name: str) -> tuple[BertConfig, dict[str, Tensor]]:
             configuration.
     """
     where = f"{folder}/{name}"
-    files = Folder(folder)
-    config = from_hf_config(read_json(folder, GOOGLE_CONFIG), f"{folder}/{GOOGLE_CONFIG}")
+    files = Folder(folder, options)
+    settings = read_json(folder, GOOGLE_CONFIG, options)
+    config = from_hf_config(settings, f"{folder}/{GOOGLE_CONFIG}")
     bundle = TensorBundle(where, lambda suffix: files.read(name + suffix))
     variables = {hf_name: _google_name(hf_name) for hf_name in hf_names(config).values()}
     others = sorted(bundle.names.difference(variables.values()))

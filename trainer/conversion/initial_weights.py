@@ -6,6 +6,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,24 +69,25 @@ def resolve_model(name: str) -> str:
     return str(folder)
 
 
-def read_initial_weights(folder: str) -> InitialWeights:
+def read_initial_weights(folder: str, options: Mapping[str, Any] | None = None) -> InitialWeights:
     """Reads a model folder of Hugging Face, DeepSpeed (universal checkpoint) or Google.
 
     Args:
         folder: A local folder or an fsspec URL.
+        options: Options of the filesystem of a folder at a URL.
 
     Raises:
         ValueError: The model is no BERT that is supported, is damaged, or has pickled weights.
         FileNotFoundError: The folder holds no model.
     """
-    files = Folder(folder)
+    files = Folder(folder, options)
     names = set(files.list())
     vocab = files.read(VOCAB) if VOCAB in names else None
     if CONFIG in names and WEIGHTS in names:
-        config, state, head = load_hf(folder)
+        config, state, head = load_hf(folder, options)
         return InitialWeights(config, state, vocab, head)
     if CONFIG in names and LATEST in names:
-        return InitialWeights(*load_universal(folder), vocab)
+        return InitialWeights(*load_universal(folder, options), vocab)
     if CONFIG in names and PICKLED_WEIGHTS in names:
         raise ValueError(
             f"{folder}/{PICKLED_WEIGHTS} is a pickle, which can run any code when it is read; if "
@@ -95,7 +97,8 @@ def read_initial_weights(folder: str) -> InitialWeights:
         )
     indexes = [name for name in names if ".ckpt" in name and name.endswith(".index")]
     if GOOGLE_CONFIG in names and len(indexes) == 1:
-        return InitialWeights(*load_google(folder, indexes[0].removesuffix(".index")), vocab)
+        name = indexes[0].removesuffix(".index")
+        return InitialWeights(*load_google(folder, name, options), vocab)
     listing = ", ".join(sorted(names)[:10]) or "nothing"
     raise FileNotFoundError(f"{folder} holds {listing}; {expected_files()}")
 

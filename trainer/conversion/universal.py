@@ -71,11 +71,14 @@ def universal_files(
     return files
 
 
-def load_universal(folder: str) -> tuple[BertConfig, dict[str, Tensor]]:
+def load_universal(
+    folder: str, options: Mapping[str, Any] | None = None
+) -> tuple[BertConfig, dict[str, Tensor]]:
     """Reads the model in a universal checkpoint of DeepSpeed, whose folder must have a config.json.
 
     Args:
         folder: A local folder or an fsspec URL.
+        options: Options of the filesystem of a folder at a URL.
 
     Returns:
         The configuration, and the parameters under our names, fp32, on the CPU.
@@ -83,8 +86,8 @@ def load_universal(folder: str) -> tuple[BertConfig, dict[str, Tensor]]:
     Raises:
         ValueError: A file is not one that DeepSpeed writes, or the weights are another model's.
     """
-    config = from_hf_config(read_json(folder, CONFIG), f"{folder}/{CONFIG}")
-    files = Folder(folder)
+    config = from_hf_config(read_json(folder, CONFIG, options), f"{folder}/{CONFIG}")
+    files = Folder(folder, options)
     tag = files.read(LATEST).decode(errors="replace").strip()
     tensors: dict[str, Tensor] = {}
     for name in files.list():

@@ -48,17 +48,18 @@ def guess_word_rule(vocab: bytes | None) -> WordRule:
     return WordRule(not has_capitals)
 
 
-def refuse_other_words(model: str, run: str) -> None:
+def refuse_other_words(model: str, run: str, options: Mapping[str, Any] | None = None) -> None:
     """Refuses to start from a model whose text was split into words by another rule.
 
     Args:
         model: The folder of the model. A model that does not state its rule is accepted.
         run: The folder with the run's vocab.txt and tokenizer.json.
+        options: Options of the filesystem of a model at a URL.
 
     Raises:
         ValueError: Both state a rule, and the rules differ.
     """
-    theirs = _read_word_rule(model)
+    theirs = _read_word_rule(model, options)
     ours = _read_word_rule(run)
     if theirs is None or ours is None or theirs == ours:
         return
@@ -77,11 +78,13 @@ def _describe(rule: WordRule) -> str:
     return "lower-cased" if rule.lower_case else "cased"
 
 
-def _read_word_rule(folder: str) -> WordRule | None:
+def _read_word_rule(folder: str, options: Mapping[str, Any] | None = None) -> WordRule | None:
     """Returns the word rule that the files in a folder state, or None if they state none."""
-    files = Folder(folder)
-    tokenizer = read_json(folder, TOKENIZER) if files.exists(TOKENIZER) else None
-    settings = read_json(folder, TOKENIZER_CONFIG) if files.exists(TOKENIZER_CONFIG) else {}
+    files = Folder(folder, options)
+    tokenizer = read_json(folder, TOKENIZER, options) if files.exists(TOKENIZER) else None
+    settings: dict[str, Any] = {}
+    if files.exists(TOKENIZER_CONFIG):
+        settings = read_json(folder, TOKENIZER_CONFIG, options)
     return said_word_rule(tokenizer, settings)
 
 

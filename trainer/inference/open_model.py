@@ -172,7 +172,7 @@ def open_model(name: str, storage_options: Mapping[str, Any] | None = None) -> O
             be an export of this project, a folder of transformers' save_pretrained, or a checkpoint
             that Google released. All folders may be fsspec URLs. A name that is no folder is that
             of a model of the Hugging Face Hub.
-        storage_options: Options of the filesystem of a run at a URL.
+        storage_options: Options of the filesystem of a folder at a URL.
 
     Raises:
         FileNotFoundError: There is no model, or no checkpoint after STEP steps.
@@ -192,7 +192,7 @@ def open_model(name: str, storage_options: Mapping[str, Any] | None = None) -> O
     if is_run or Folder(folder, storage_options).exists(RUN_FACTS):
         return open_run_model(name, storage_options)
     model_folder = resolve_model(folder)
-    opened = _open_folder(model_folder)
+    opened = _open_folder(model_folder, storage_options)
     revision = revision_of(model_folder)
     where = model_folder if revision is None else f"{name} at revision {revision}"
     return dataclasses.replace(opened, where=where)
@@ -322,18 +322,24 @@ def _refuse_other_weights(weights: Mapping[str, Tensor], config: BertConfig, whe
         raise ValueError(f"{where} does not hold the weights of the run's model: {says}") from error
 
 
-def _open_folder(folder: str) -> OpenedModel:
+def _open_folder(folder: str, options: Mapping[str, Any] | None) -> OpenedModel:
     """Opens a folder that is no run: an export, or a model that was trained elsewhere.
+
+    Args:
+        folder: A local folder or an fsspec URL.
+        options: Options of the filesystem of a folder at a URL.
 
     Raises:
         FileNotFoundError: The folder holds no model.
         ValueError: A file is damaged, or the model is not supported.
     """
-    files = Folder(folder)
-    weights = read_initial_weights(folder)
+    files = Folder(folder, options)
+    weights = read_initial_weights(folder, options)
     tokenizer_file = files.read(TOKENIZER) if files.exists(TOKENIZER) else None
-    settings = read_json(folder, CONFIG) if files.exists(CONFIG) else {}
-    tokenizer_config = read_json(folder, TOKENIZER_CONFIG) if files.exists(TOKENIZER_CONFIG) else {}
+    settings = read_json(folder, CONFIG, options) if files.exists(CONFIG) else {}
+    tokenizer_config: dict[str, Any] = {}
+    if files.exists(TOKENIZER_CONFIG):
+        tokenizer_config = read_json(folder, TOKENIZER_CONFIG, options)
     tokenizer = None
     if tokenizer_file is not None:
         tokenizer = parse_settings(tokenizer_file, f"{folder}/{TOKENIZER}")

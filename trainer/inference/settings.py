@@ -91,7 +91,7 @@ class EvaluateSettings(BatchesToAskSettings):
         seq_len: Length of the instances; null means every length that the split has and the model
             can read.
         num_instances: How many instances are read, from the first one; 0 takes all.
-        storage_options: Options of the filesystem of the data, and of a run at a URL, as JSON or
+        storage_options: Options of the filesystem of the data, and of a model at a URL, as JSON or
             @FILE.
 
     Minimal pairs:
@@ -155,7 +155,7 @@ class FeaturesSettings(BatchesToAskSettings):
 
     Running:
         output: The Parquet file to write, at any fsspec URL. It appears whole or not at all.
-        storage_options: Options of the filesystem of a run at a URL, as JSON or @FILE.
+        storage_options: Options of the filesystem of a model at a URL, as JSON or @FILE.
     """
 
     input: str
@@ -184,7 +184,7 @@ class ExportSettings:
             folder with anything else in it is refused.
         output_format: The format: huggingface for transformers, or deepspeed-universal, which has
             the optimizer's state too.
-        storage_options: Options of the run's filesystem, as JSON or @FILE.
+        storage_options: Options of the filesystem of the run or model, as JSON or @FILE.
     """
 
     run: str

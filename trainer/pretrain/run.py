@@ -811,12 +811,19 @@ def prepare_model(
             raise ValueError(f"{checkpoint} does not hold {lacking}; it is of another model")
         model.load_state_dict({name: weights[name].float() for name in frozen}, strict=False)
     elif checkpoint is None and settings.init_from is not None:
-        yield from _start_from(resolve_model(settings.init_from), model, vocabulary)
+        options = parse_storage_options(settings.storage_options)
+        folder = resolve_model(settings.init_from)
+        yield from _start_from(folder, model, vocabulary, options)
     if settings.compile:
         compile_model(model)
 
 
-def _start_from(folder: str, model: BertForPreTraining, vocabulary: Path) -> Iterator[str]:
+def _start_from(
+    folder: str,
+    model: BertForPreTraining,
+    vocabulary: Path,
+    options: Mapping[str, Any] | None,
+) -> Iterator[str]:
     """Loads the weights that a run starts from, and yields lines of output about them.
 
     Args:
@@ -824,10 +831,11 @@ def _start_from(folder: str, model: BertForPreTraining, vocabulary: Path) -> Ite
         model: The model to fill.
         vocabulary: The run's vocab.txt. It may have more pieces than the vocab.txt of the weights;
             the rows of the new pieces are then made from old ones.
+        options: Options of the filesystem of a folder at a URL.
     """
-    initial = read_initial_weights(folder)
+    initial = read_initial_weights(folder, options)
     num_new = 0
-    refuse_other_words(folder, str(vocabulary.parent))
+    refuse_other_words(folder, str(vocabulary.parent), options)
     if initial.vocab is not None:
         initial, num_new = extend_rows(initial, vocabulary.read_bytes(), folder)
     _check_config(initial.config, model.config, folder)
