@@ -135,10 +135,10 @@ def _flink_settings(home: Path, folder: Path, rest: int, rpc: int) -> dict[str, 
         "jobmanager.rpc.port": rpc,
         "io.tmp.dirs": str(folder / "tmp"),
     }
-    # There must be room for the page's off-heap memory, which is taken only when it is needed.
+    # There must be room for the messages that wait, off the heap and on it (2 GB, as the page says).
     found |= {
         "jobmanager.memory.process.size": "1100m",
-        "taskmanager.memory.process.size": "2700m",
+        "taskmanager.memory.process.size": "4700m",
         "taskmanager.memory.managed.size": "420m",
     }
     shutil.copytree(home / "conf", folder / "conf")
