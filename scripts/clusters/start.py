@@ -135,7 +135,7 @@ def _flink_settings(home: Path, folder: Path, rest: int, rpc: int) -> dict[str, 
         "jobmanager.rpc.port": rpc,
         "io.tmp.dirs": str(folder / "tmp"),
     }
-    # There must be room for the messages that wait, off the heap and on it (2 GB, as the page says).
+    # Room for messages that wait, off the heap and on it, as the page says.
     found |= {
         "jobmanager.memory.process.size": "1100m",
         "taskmanager.memory.process.size": "4700m",
