@@ -319,7 +319,7 @@ def test_the_device_decides_the_precision_if_nobody_else_does(
 
 
 def test_fine_tuning_says_that_a_cpu_is_slow_in_bf16(folder, ranks, monkeypatch, capsys):
-    monkeypatch.setattr(run, "describe_device", lambda _: Device("this CPU", bf16_time=50.0))
+    monkeypatch.setattr(run, "describe_device", lambda _: Device("this CPU", bf16_slowdown=50.0))
     prepared = prepare_data(settings_of(folder, "new", precision="bf16"))
     assert run.decide_precision(prepared, ranks).settings.precision == "bf16"
     expected = "this CPU multiplies 50 times as slowly in bf16 as in fp32; --precision fp32 is"

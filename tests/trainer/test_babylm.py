@@ -129,7 +129,7 @@ def test_a_stage_has_its_cpu_in_the_bill_however_it_ends(tmp_path):
 
 def test_a_cpu_that_is_slow_in_bf16_is_refused_with_the_flags_that_help(monkeypatch, tmp_path):
     track = yaml.safe_load(SETTINGS.read_text())["tracks"]["small"]
-    monkeypatch.setattr(babylm, "describe_device", lambda _: Device("this CPU", bf16_time=54.0))
+    monkeypatch.setattr(babylm, "describe_device", lambda _: Device("this CPU", bf16_slowdown=54.0))
 
     def refuse(train_flags):
         words = ["--text", "T", "--pairs", "P", "--work", "W", "--train_flags", train_flags]

@@ -47,7 +47,7 @@ def test_the_precision_of_a_new_run_is_said_where_the_device_decides():
     assert line.startswith("NVIDIA H200: training in bf16, compiled; --precision fp32")
     assert list(describe_precision(DoctorSettings(precision="fp32", compile=False), gpu)) == []
     assert list(describe_precision(DoctorSettings(), Device("this CPU"))) == []
-    slow = Device("this CPU", bf16_time=50.0)
+    slow = Device("this CPU", bf16_slowdown=50.0)
     [line] = describe_precision(DoctorSettings(precision="bf16"), slow)
     assert line.endswith("50 times as slowly in bf16 as in fp32; --precision fp32 is faster")
 

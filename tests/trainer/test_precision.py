@@ -158,7 +158,7 @@ def test_a_plan_counts_with_what_the_gpu_decides(gpu, given, precision, is_compi
     ],
 )
 def test_who_trains_in_bf16_on_a_cpu_without_it_is_told(time, asked, expected):
-    slow = weakest([CPU, Device("this CPU", bf16_time=time)])
+    slow = weakest([CPU, Device("this CPU", bf16_slowdown=time)])
     begin = f"this CPU multiplies {time:.0f} times as slowly in bf16 as in fp32; "
     assert warn_of_slow_bf16(slow, *asked) == (begin + expected if expected else "")
     assert warn_of_slow_bf16(H200, *asked) == ""

@@ -155,7 +155,7 @@ def describe_device(device: torch.device) -> Device:
     """Returns the facts about a device that `choose_precision` needs."""
     name = device_name(device)
     if device.type != "cuda":
-        return Device(name, bf16_time=_compare_bf16())
+        return Device(name, bf16_slowdown=_compare_bf16())
     compilers = (os.environ.get("CC", "gcc"), "gcc", "clang")
     has_compiler = any(shutil.which(compiler) for compiler in compilers)
     return Device(
