@@ -11,8 +11,8 @@ trainer goes on from its newest checkpoint, so the same command again goes on. O
 runs on CPUs of one kind are equal to the last bit.
 
 `--build_flags` and `--train_flags` change the settings, for example to compare another kind of
-instances. The track trains in bf16, in which a CPU without instructions for it (AMX) takes 50 times
-as long as in fp32. Such a CPU is refused, with the flags that help.
+instances. The track trains in bf16, in which a CPU without instructions for it (AMX, AVX512-BF16)
+takes 50 times as long as in fp32. Such a CPU is refused, with the flags that help.
 
 The last line of the output is JSON: the score (the mean over BLiMP's 12 phenomena), each
 phenomenon, CPU-minutes of each stage, the price of all but scoring, root hash, commit, versions.

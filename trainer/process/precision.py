@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 Precision = Literal["fp32", "bf16"]
 _SLOW = 3.0
-"""The `Device.bf16_slowdown` above which people are told; an AMD EPYC has 20 to 80."""
+"""The `Device.bf16_slowdown` above which people are told; an AMD EPYC without AVX512-BF16 has
+20 to 80, one with it 0.8."""
 
 
 @dataclass(frozen=True)
