@@ -195,14 +195,14 @@ def ask(settings: AskSettings, _remainder: object = None) -> int:
 
 def export(settings: ExportSettings, _remainder: object = None) -> None:
     """Runs `python -m trainer export RUN --output DIR`, of a run or of an exported model."""
-    from pipeline.storage.folder import Folder, parse_storage_options
+    from pipeline.storage.folder import Folder
     from pipeline.storage.secret_values import hide_in
     from trainer.conversion.export import model_files, write_export
     from trainer.conversion.huggingface import OPTIONAL_PREFIXES
     from trainer.conversion.names import CONFIG
     from trainer.inference.open_model import open_model, open_run_model
 
-    options = parse_storage_options(settings.storage_options)
+    options = settings.filesystem_options()
     is_model = Folder(settings.run, options).exists(CONFIG)
     opened = (
         open_model(settings.run, options) if is_model else open_run_model(settings.run, options)
@@ -219,7 +219,7 @@ def export(settings: ExportSettings, _remainder: object = None) -> None:
     )
     if settings.output_format == "deepspeed-universal":
         files = _universal_files(opened, files)
-    write_export(files, settings.output)
+    write_export(files, settings.output, options)
     facts = {"exported": settings.output, "checkpoint": opened.where}
     say(json.dumps(hide_in(facts | {"step": opened.provenance.get("steps")})))
 
@@ -262,7 +262,7 @@ def fill_mask(settings: FillMaskSettings, _remainder: object = None) -> None:
     from trainer.inference.ask import format_candidates
     from trainer.inference.open_model import open_model
 
-    opened = open_model(settings.model)
+    opened = open_model(settings.model, settings.filesystem_options())
     candidates = fill(opened, settings.texts, settings.top_k)
     by_text = dict(zip(settings.texts, candidates, strict=True))
     say(format_candidates(by_text, opened.provenance.get("tokens_seen")))
@@ -288,7 +288,7 @@ def evaluate(settings: EvaluateSettings, _remainder: object = None) -> None:
         assert settings.data is not None, "the settings have a dataset or pairs"
         results = _evaluate_dataset(settings, settings.data)
     if settings.output:
-        folder, name = Folder.of_file(settings.output)
+        folder, name = Folder.of_file(settings.output, settings.filesystem_options())
         folder.write(name, to_json(hide_in(results)))
 
 
@@ -304,13 +304,12 @@ def _evaluate_dataset(settings: EvaluateSettings, data: str) -> dict[str, Any]:
         with one dict of measurements for each length, which has the length as "seq_len".
     """
     from pipeline.shards.dataset import open_dataset
-    from pipeline.storage.folder import parse_storage_options
     from trainer.inference.evaluate import choose_lengths, format_evaluation
     from trainer.inference.evaluate import evaluate as measure
     from trainer.inference.open_model import open_model
     from trainer.process.ranks import choose_device
 
-    options = parse_storage_options(settings.storage_options)
+    options = settings.filesystem_options()
     dataset = open_dataset(data, options)
     opened = open_model(settings.model, options)
     device = choose_device()
@@ -347,15 +346,15 @@ def _evaluate_pairs(settings: EvaluateSettings, name: str) -> dict[str, Any]:
         A dict for a JSON file with the keys "model", "pairs", "score" (the kind of score) and
         "equal_pairs" (the number of pairs whose sentences are equal), and those of the accuracies.
     """
-    from pipeline.storage.folder import parse_storage_options
     from trainer.inference.evaluate_pairs import evaluate_pairs
     from trainer.inference.open_model import open_model
     from trainer.minimal_pairs.accuracy import format_accuracies
     from trainer.minimal_pairs.read import EQUAL_PAIR, read_pairs
     from trainer.process.ranks import choose_device
 
-    pair_set = read_pairs(name, settings.group_by, settings.pairs_limit)
-    opened = open_model(settings.model, parse_storage_options(settings.storage_options))
+    options = settings.filesystem_options()
+    pair_set = read_pairs(name, settings.group_by, settings.pairs_limit, options)
+    opened = open_model(settings.model, options)
     score = "left-to-right" if opened.config.is_causal else settings.pll
     say(f"{opened.where} on {name}, {score} scores")
     accuracies = evaluate_pairs(

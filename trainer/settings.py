@@ -203,9 +203,9 @@ class PretrainSettings:
             the documents are never trained on. The run's folder keeps the list.
         cache_dir: Folder on a disk of each machine, in which the data that were read are kept.
         cache_bytes: The most bytes in the cache folder. The least recently used files are removed.
-        storage_options: Options of the filesystem of the data, of checkpoint.url and of the model
-            of init_from, as JSON or @FILE, in addition to the environment variables that this
-            filesystem reads. The run's folder does not hold them.
+        storage_options: Options of the filesystem of all URLs that the run reads or writes, as JSON
+            or @FILE. The usual environment variables count too. The run's folder does not hold
+            the options.
 
     Schedule:
         phases: The phases of the training in order, as a list in the --config file.

@@ -39,6 +39,7 @@ def export_hf(
     rule: WordRule,
     provenance: Mapping[str, Any],
     head: Head | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes a model as a folder that transformers opens.
 
@@ -50,6 +51,7 @@ def export_hf(
         rule: The rule by which text becomes words.
         provenance: What is known of the training, as in `OpenedModel.provenance`.
         head: The head of a fine-tuned model; None for a model that is only pretrained.
+        storage_options: Options of the filesystem of a folder at a URL.
 
     Raises:
         ValueError: The vocabulary has another size than the model's, or the folder holds something
@@ -69,7 +71,7 @@ def export_hf(
         ```
     """
     files = model_files(state, config, vocab, rule=rule, provenance=provenance, head=head)
-    write_export(files, folder)
+    write_export(files, folder, storage_options)
 
 
 def model_files(
@@ -190,7 +192,9 @@ def parse_settings(data: bytes, where: str) -> dict[str, Any]:
     return settings
 
 
-def write_export(files: Mapping[str, bytes], folder: str) -> None:
+def write_export(
+    files: Mapping[str, bytes], folder: str, options: Mapping[str, Any] | None = None
+) -> None:
     """Writes the files of an export into a folder. An earlier export there is replaced.
 
     The model card is written first. If the export is interrupted, the card shows that the files in
@@ -200,11 +204,12 @@ def write_export(files: Mapping[str, bytes], folder: str) -> None:
     Args:
         files: The contents by file name, from `model_files`. The last one is config.json.
         folder: A local folder or an fsspec URL.
+        options: Options of the filesystem of a folder at a URL.
 
     Raises:
         ValueError: The folder is a file, or holds files that no export wrote.
     """
-    target = Folder(folder)
+    target = Folder(folder, options)
     names = list(files)
     _refuse_foreign_folder(target, names)
     target.remove(names[-1:])
@@ -251,7 +256,7 @@ def _refuse_foreign_folder(folder: Folder, names: list[str]) -> None:
     # An export that was killed has written the card, but not the settings.
     is_export = CARD in present
     if names[-1] in present:
-        is_export = PROVENANCE_KEY in read_json(folder.url, names[-1])
+        is_export = PROVENANCE_KEY in read_json(folder.url, names[-1], folder.options)
     if present and (foreign or not is_export):
         what = ", ".join(foreign[:5]) or f"{names[-1]} without the key {PROVENANCE_KEY!r}"
         says = f"holds {what}, which no export wrote; empty it or name another folder"

@@ -7,6 +7,7 @@ run.
 from dataclasses import dataclass
 from functools import partial
 
+from pipeline.documents.files import StorageOptions
 from trainer.finetune.pairs import Examples, PairTask, Predictions, tab_separated
 from trainer.finetune.settings import ColumnSettings, FinetuneSettings
 from trainer.finetune.table import read_pairs
@@ -70,13 +71,13 @@ def open_glue(settings: FinetuneSettings) -> PairTask:
     return PairTask(
         kind="classification" if layout.labels else "regression",
         metrics=layout.metrics,
-        read=partial(read_glue, layout),
+        read=partial(read_glue, layout, options=settings.filesystem_options()),
         write=partial(_submission, layout),
         labels=layout.labels,
     )
 
 
-def read_glue(layout: Layout, path: str, split: Split) -> ReadSet:
+def read_glue(layout: Layout, path: str, split: Split, options: StorageOptions = None) -> ReadSet:
     """Reads the examples of one file of GLUE.
 
     Only test files have a column of ids. If the column is missing, and in labelled files, the id of
@@ -93,8 +94,10 @@ def read_glue(layout: Layout, path: str, split: Split) -> ReadSet:
         id=layout.id if is_test else None,
     )
     if is_test:
-        return read_pairs(columns, (), path, split, needs_id=False)
-    return read_pairs(columns, (), path, split, layout.header, layout.skips_short_rows)
+        return read_pairs(columns, (), path, split, needs_id=False, options=options)
+    return read_pairs(
+        columns, (), path, split, layout.header, layout.skips_short_rows, options=options
+    )
 
 
 def _submission(

@@ -96,12 +96,13 @@ def prepare_data(settings: FinetuneSettings, finetuned: OpenedModel | None = Non
         "validation": settings.validation,
         "test": settings.test,
     }
+    options = settings.filesystem_options()
     read_sets = {
         split: [task.read(path, split) for path in split_paths]
         for split, split_paths in paths.items()
     }
 
-    opened = finetuned or open_model(settings.model)
+    opened = finetuned or open_model(settings.model, options)
     if finetuned and opened.head is None:
         advice = "fine-tune it first, and give OUTPUT/best of that"
         raise ValueError(f"{opened.where} has no head for a task; {advice}")
@@ -118,7 +119,7 @@ def prepare_data(settings: FinetuneSettings, finetuned: OpenedModel | None = Non
     encoder = TextEncoder(opened.vocabulary(), opened.word_rule, settings.seq_len)
     files = {
         split: [
-            _encode_file(task, path, split, rows, head, encoder)
+            _encode_file(task, path, split, rows, head, encoder, options)
             for path, rows in zip(split_paths, read_sets[split], strict=True)
         ]
         for split, split_paths in paths.items()
@@ -170,7 +171,13 @@ def _describe_labelled(task: Task, files: Mapping[Split, Sequence[DataFile]]) ->
 
 
 def _encode_file(
-    task: Task, path: str, split: Split, rows: ReadSet, head: Head, encoder: TextEncoder
+    task: Task,
+    path: str,
+    split: Split,
+    rows: ReadSet,
+    head: Head,
+    encoder: TextEncoder,
+    options: Mapping[str, Any] | None,
 ) -> DataFile:
     """Encodes the examples of a file that has been read, and gathers the file's facts.
 
@@ -181,9 +188,10 @@ def _encode_file(
         rows: The examples, as `task.read` returned them.
         head: The head, whose labels number the classes.
         encoder: The model's tokenizer, with the length of a sequence.
+        options: Options of the filesystem of a file at a URL.
     """
     items, encoding_counts = task.encode(rows.examples, head.labels, encoder, split)
-    folder, name = Folder.of_file(path)
+    folder, name = Folder.of_file(path, options)
     facts = {
         "file": path,
         "sha256": hashlib.sha256(folder.read(name)).hexdigest(),

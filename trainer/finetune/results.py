@@ -28,7 +28,16 @@ FINETUNING = Continuable(
     kind="a fine-tuning",
     marker="runs",
     # The search may grow. Files and the model may move, because their hashes are compared.
-    free=("model", "train", "validation", "test", "output", "micro_tokens", *SEARCHED),
+    free=(
+        "model",
+        "train",
+        "validation",
+        "test",
+        "output",
+        "micro_tokens",
+        "storage_options",
+        *SEARCHED,
+    ),
 )
 _SETTING = ("global_batch", "peak_lr", "epochs")
 """The searched settings but the seed. Metrics are averaged over runs that agree in these three."""

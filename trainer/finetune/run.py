@@ -72,7 +72,7 @@ def predict(settings: PredictSettings, _remainder: object = None) -> None:
     ranks = start_ranks()
     try:
         with together(ranks):
-            opened = open_model(settings.model)
+            opened = open_model(settings.model, settings.filesystem_options())
             prepared = prepare_data(_as_finetuned(settings, opened), opened)
         model = begin_model(prepared, seed=0)
         precision = prepared.settings.precision

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+from pipeline.documents.files import StorageOptions
 from pipeline.documents.text_files import (
     read_csv_rows,
     read_json_lines,
@@ -64,7 +65,7 @@ def open_table(settings: FinetuneSettings) -> PairTask:
         raise ValueError(f"columns.choices is {choices}; a choice needs at least two columns")
     return PairTask(
         kind=kind,
-        read=partial(read_pairs, columns, choices),
+        read=partial(read_pairs, columns, choices, options=settings.filesystem_options()),
         metrics=metrics,
         write=_write_swag if settings.task == "swag" else _write_table,
         labels=tuple(map(str, range(len(choices)))),
@@ -79,6 +80,7 @@ def read_pairs(
     header: Names | None = None,
     skips_short_rows: bool = False,
     needs_id: bool = True,
+    options: StorageOptions = None,
 ) -> ReadSet:
     """Reads the examples of a table.
 
@@ -95,6 +97,7 @@ def read_pairs(
         needs_id: Whether it is an error if the table lacks the column `columns.id`. If the table
             lacks the column, or if `columns.id` is None, the id of a row is its number, counted
             from 0.
+        options: Options of the filesystem of a table at a URL.
 
     Raises:
         ValueError: The table is malformed. The message names file and line.
@@ -103,7 +106,7 @@ def read_pairs(
     needed = [columns.text, *choices, columns.text_b, label, columns.id if needs_id else None]
     skipped: list[str] | None = [] if skips_short_rows else None
     examples = []
-    records = read_table(path, [name for name in needed if name], header, skipped)
+    records = read_table(path, [name for name in needed if name], header, skipped, options)
     for number, (place, fields) in enumerate(records):
         text = fields[columns.text]
         second = None if columns.text_b is None else fields[columns.text_b]
@@ -116,7 +119,11 @@ def read_pairs(
 
 
 def read_table(
-    path: str, needed: Names, header: Names | None = None, skipped: list[str] | None = None
+    path: str,
+    needed: Names,
+    header: Names | None = None,
+    skipped: list[str] | None = None,
+    options: StorageOptions = None,
 ) -> list[Record]:
     """Reads the rows of a .tsv, .csv or .jsonl file, compressed or not.
 
@@ -129,16 +136,19 @@ def read_table(
             reads the names from the file. Not used for .jsonl.
         skipped: A list to which the places of rows with too few columns are appended. The rows are
             left out. None means that such a row is an error.
+        options: Options of the filesystem of a table at a URL.
 
     Raises:
         ValueError: The file has another extension, is malformed, lacks a column or has no rows.
     """
     extension = plain_name(path).rpartition(".")[2].lower()
     if extension == "jsonl":
-        records = [_from_json(place, values, needed) for place, values in read_json_lines(path)]
+        objects = read_json_lines(path, options)
+        records = [_from_json(place, values, needed) for place, values in objects]
     elif extension in ("tsv", "csv"):
-        lines = ((place, line.split("\t")) for place, line in read_text_lines(path) if line)
-        rows = lines if extension == "tsv" else read_csv_rows(path)
+        lines = read_text_lines(path, options)
+        tsv_rows = ((place, line.split("\t")) for place, line in lines if line)
+        rows = tsv_rows if extension == "tsv" else read_csv_rows(path, options)
         header = header or next(rows, ("", []))[1]
         _check_columns(path, header, needed)
         records = list(_by_name(rows, header, skipped))

@@ -1,7 +1,8 @@
 """Settings of the commands that use a trained model: fill-mask, evaluate, features and export."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Any, Literal
 
 from pipeline.command_line.program import check_least
 from pipeline.storage.quoting import quote
@@ -40,7 +41,29 @@ def parse_layers(text: str) -> list[int] | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelToAskSettings:
+class StorageSettings:
+    """How a command opens what is at a URL.
+
+    Attributes:
+        storage_options: Options of the filesystem of all URLs that the command reads or writes, as
+            JSON or @FILE. The usual environment variables count too.
+    """
+
+    storage_options: str | None = None
+
+    def filesystem_options(self) -> Mapping[str, Any] | None:
+        """Returns the parsed `storage_options`: arguments for fsspec filesystems, or None.
+
+        Raises:
+            ValueError: The setting is not a JSON object.
+        """
+        from pipeline.storage.folder import parse_storage_options
+
+        return parse_storage_options(self.storage_options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelToAskSettings(StorageSettings):
     """The model that a command uses.
 
     Attributes:
@@ -91,8 +114,6 @@ class EvaluateSettings(BatchesToAskSettings):
         seq_len: Length of the instances; null means every length that the split has and the model
             can read.
         num_instances: How many instances are read, from the first one; 0 takes all.
-        storage_options: Options of the filesystem of the data, and of a model at a URL, as JSON or
-            @FILE.
 
     Minimal pairs:
         pairs: A file of JSON lines with sentence_good and sentence_bad, or a folder or glob of
@@ -112,7 +133,6 @@ class EvaluateSettings(BatchesToAskSettings):
     split: Literal["train", "validation"] = "validation"
     seq_len: int | None = None
     num_instances: int = 0
-    storage_options: str | None = None
     pairs: str | None = None
     group_by: list[str] = field(default_factory=list)
     pairs_limit: int = 0
@@ -155,7 +175,6 @@ class FeaturesSettings(BatchesToAskSettings):
 
     Running:
         output: The Parquet file to write, at any fsspec URL. It appears whole or not at all.
-        storage_options: Options of the filesystem of a model at a URL, as JSON or @FILE.
     """
 
     input: str
@@ -166,15 +185,14 @@ class FeaturesSettings(BatchesToAskSettings):
     layers: str = "-1"
     rows: Rows = "token"
     seq_len: int | None = None
-    storage_options: str | None = None
 
     def __post_init__(self) -> None:
         check_least(self, seq_len=3, micro_tokens=1)
         parse_layers(self.layers)
 
 
-@dataclass(frozen=True)
-class ExportSettings:
+@dataclass(frozen=True, kw_only=True)
+class ExportSettings(StorageSettings):
     """Writes a checkpoint as a folder for Hugging Face transformers or DeepSpeed.
 
     Attributes:
@@ -184,10 +202,8 @@ class ExportSettings:
             folder with anything else in it is refused.
         output_format: The format: huggingface for transformers, or deepspeed-universal, which has
             the optimizer's state too.
-        storage_options: Options of the filesystem of the run or model, as JSON or @FILE.
     """
 
     run: str
     output: str
     output_format: Literal["huggingface", "deepspeed-universal"] = "huggingface"
-    storage_options: str | None = None

@@ -63,7 +63,12 @@ class PairSet:
         return [pair for pair in self.pairs if pair.good == pair.bad]
 
 
-def read_pairs(name: str, group_by: Sequence[str] = (), limit: int = 0) -> PairSet:
+def read_pairs(
+    name: str,
+    group_by: Sequence[str] = (),
+    limit: int = 0,
+    storage_options: Mapping[str, Any] | None = None,
+) -> PairSet:
     """Reads the minimal pairs of a file, of a folder, or of the files that match a glob.
 
     A line is a JSON object with the fields sentence_good and sentence_bad. Other fields can be used
@@ -75,6 +80,7 @@ def read_pairs(name: str, group_by: Sequence[str] = (), limit: int = 0) -> PairS
         group_by: Columns to group pairs by, the coarsest first. If it is empty, BLiMP's columns are
             used as far as the first pair has them.
         limit: The most pairs of each group of the finest column, from the first one; 0 takes all.
+        storage_options: Options of the filesystem of files at a URL.
 
     Raises:
         FileNotFoundError: There is no such file.
@@ -93,7 +99,7 @@ def read_pairs(name: str, group_by: Sequence[str] = (), limit: int = 0) -> PairS
     columns = tuple(group_by)
     pairs: list[Pair] = []
     sizes: Counter[tuple[str, ...]] = Counter()
-    for number, (place, record) in enumerate(_records(name)):
+    for number, (place, record) in enumerate(_records(name, storage_options)):
         if number == 0 and not columns:
             columns = tuple(column for column in BLIMP_COLUMNS if column in record)
         pair = _parse_pair(place, record, columns)
@@ -120,17 +126,18 @@ def _refuse_equal(pair_set: PairSet) -> None:
         )
 
 
-def list_pair_files(name: str) -> list[str]:
+def list_pair_files(name: str, options: Mapping[str, Any] | None = None) -> list[str]:
     """Lists the files of pairs that a path, a folder or a glob stands for.
 
     Args:
         name: As `read_pairs` takes it.
+        options: Options of the filesystem of files at a URL.
 
     Raises:
         FileNotFoundError: There is no such file.
     """
-    files = list(list_matches(name).sizes)
-    folder = Folder(name)
+    files = list(list_matches(name, options).sizes)
+    folder = Folder(name, options)
     if folder.exists() and not folder.is_file():
         files = [file for file in files if plain_name(file).endswith(_SUFFIXES)]
     if not files:
@@ -139,15 +146,17 @@ def list_pair_files(name: str) -> list[str]:
     return files
 
 
-def _records(name: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _records(
+    name: str, options: Mapping[str, Any] | None
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yields the place and the JSON object of every line of the files.
 
     Raises:
         FileNotFoundError: There is no such file.
         ValueError: A line is no JSON object.
     """
-    for file in list_pair_files(name):
-        yield from read_json_lines(file)
+    for file in list_pair_files(name, options):
+        yield from read_json_lines(file, options)
 
 
 def _parse_pair(place: str, record: Mapping[str, Any], columns: Sequence[str]) -> Pair:

@@ -9,6 +9,7 @@ import torch.distributed
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from pipeline.storage.folder import parse_storage_options
 from pipeline.storage.secret_values import hide
 from trainer.conversion.names import TOKENIZER
 from trainer.engine.zero import current_model
@@ -75,7 +76,11 @@ def load_pairs(
     read: ValidationPairs | None = None
     with together(ranks):
         if ranks.rank == 0:
-            pair_set = read_pairs(name, limit=settings.validation.pairs_limit)
+            pair_set = read_pairs(
+                name,
+                limit=settings.validation.pairs_limit,
+                storage_options=parse_storage_options(settings.storage_options),
+            )
             encoded = encode_pairs(
                 pair_set.pairs,
                 Tokenizer.from_str(folder.read_vocabulary(TOKENIZER).decode()),

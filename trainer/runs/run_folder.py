@@ -19,6 +19,7 @@ from pipeline.shards.document_list import (
 )
 from pipeline.shards.growing import UNKNOWN_HASH
 from pipeline.shards.instance_kind import INSTANCES, SEGMENT_PAIRS
+from pipeline.storage.folder import parse_storage_options
 from pipeline.storage.hub import revision_of
 from pipeline.storage.local import replace_file
 from pipeline.storage.secret_values import hide_in
@@ -282,7 +283,8 @@ def prepare_run(
         facts = run.read_facts()
         _check_unchanged(run, settings, datasets)
     elif weights is not None:
-        facts["base_model"] = base_model_facts(str(settings.init_from), weights)
+        options = parse_storage_options(settings.storage_options)
+        facts["base_model"] = base_model_facts(str(settings.init_from), weights, options)
         revision = revision_of(weights)
         if revision:
             facts["init_from_revision"] = revision

@@ -46,7 +46,9 @@ def training_facts(config: Mapping[str, Any], facts: Mapping[str, Any]) -> dict[
     return {name: value for name, value in known_facts.items() if value not in (None, [], "")}
 
 
-def base_model_facts(name: str, where: str | None = None) -> dict[str, Any]:
+def base_model_facts(
+    name: str, where: str | None = None, options: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Returns facts about the model whose weights a training begins with.
 
     They are "name"; "licence" and "base_model", from the metadata in its README.md; and
@@ -57,8 +59,9 @@ def base_model_facts(name: str, where: str | None = None) -> dict[str, Any]:
     Args:
         name: The folder of the model, or its name on the Hugging Face Hub.
         where: The folder that a model of the Hub was downloaded to; None if `name` is the folder.
+        options: Options of the filesystem of a folder at a URL.
     """
-    folder = Folder(where or name)
+    folder = Folder(where or name, options)
     card = _front_matter(_read(folder, "README.md"))
     try:
         config = json.loads(_read(folder, "config.json"))

@@ -11,12 +11,13 @@ Shapes: N pieces of a window, L lengths of an answer in pieces.
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.documents.files import StorageOptions
 from pipeline.documents.text_files import read_text
 from trainer.finetune.settings import FinetuneSettings, SquadSettings
 from trainer.finetune.squad import evaluate
@@ -50,12 +51,14 @@ class SquadTask:
     Attributes:
         settings: The settings of windows and of giving no answer.
         with_impossible: Whether a question may have no answer, as in SQuAD 2.0.
+        storage_options: Options of the filesystem of files at a URL.
         kind: The kind of head.
         main_metric: The metric that chooses the best run.
     """
 
     settings: SquadSettings
     with_impossible: bool
+    storage_options: StorageOptions = field(default=None, repr=False)
     kind: str = "span"
     main_metric: str = "f1"
 
@@ -65,7 +68,7 @@ class SquadTask:
         Raises:
             ValueError: The file is malformed. The message names file, article and question.
         """
-        text = read_text(path)
+        text = read_text(path, self.storage_options)
         return ReadSet(read_squad(text, path, self.with_impossible, split == "test"), {})
 
     def count_labels(self, examples: Sequence[Question]) -> dict[str, int]:
@@ -204,7 +207,8 @@ def open_squad(settings: FinetuneSettings) -> SquadTask:
     if squad.max_query_pieces + 4 > seq_len:
         says = "and [CLS], two [SEP] and a piece of the context leave no room in seq_len"
         raise ValueError(f"squad.max_query_pieces {squad.max_query_pieces} {says} {seq_len}")
-    return SquadTask(squad, with_impossible=settings.task == "squad2")
+    with_impossible = settings.task == "squad2"
+    return SquadTask(squad, with_impossible, settings.filesystem_options())
 
 
 def find_best_span(

@@ -13,6 +13,7 @@ import numpy as np
 import safetensors.torch
 from torch import Tensor
 
+from pipeline.documents.files import StorageOptions
 from trainer.conll.read import Sentence
 from trainer.conversion.initial_weights import hash_state
 from trainer.conversion.names import CONFIG, PROVENANCE_KEY, WEIGHTS
@@ -38,15 +39,22 @@ class FeatureTask(TokenTask):
     It is a `TokenTask` with the further methods of `trainer.finetune.task.OwnModel`.
     """
 
-    def __init__(self, settings: TokenSettings, opened: OpenedModel, micro_tokens: int) -> None:
+    def __init__(
+        self,
+        settings: TokenSettings,
+        opened: OpenedModel,
+        micro_tokens: int,
+        storage_options: StorageOptions = None,
+    ) -> None:
         """Builds the fixed model whose hidden states become the vectors of words.
 
         Args:
             settings: Columns of the files, and the layers whose states are read.
             opened: The fixed model.
             micro_tokens: The most tokens of one forward pass.
+            storage_options: Options of the filesystem of files at a URL.
         """
-        super().__init__(settings)
+        super().__init__(settings, storage_options)
         self._extractor = FeatureExtractor(
             opened,
             layers=settings.feature_layers,
@@ -125,4 +133,6 @@ def open_ner_features(settings: FinetuneSettings) -> FeatureTask:
         ValueError: The model cannot be opened, or `tokens.feature_layers` names no layers of it.
         FileNotFoundError: The model is not there.
     """
-    return FeatureTask(settings.tokens, open_model(settings.model), settings.micro_tokens)
+    options = settings.filesystem_options()
+    opened = open_model(settings.model, options)
+    return FeatureTask(settings.tokens, opened, settings.micro_tokens, options)

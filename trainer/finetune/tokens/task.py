@@ -5,12 +5,13 @@ The source is the BERT paper, section 5.3.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pipeline.documents.files import StorageOptions
 from pipeline.documents.text_files import read_text
 from pipeline.storage.quoting import join_names, quote
 from tokenizer.vocab import IdArray
@@ -70,11 +71,13 @@ class TokenTask:
 
     Attributes:
         settings: Columns of CoNLL files.
+        storage_options: Options of the filesystem of files at a URL.
         kind: The kind of head.
         main_metric: The metric that chooses the best run.
     """
 
     settings: TokenSettings
+    storage_options: StorageOptions = field(default=None, repr=False)
     kind: str = "tokens"
     main_metric: str = "f1"
 
@@ -86,7 +89,7 @@ class TokenTask:
         """
         tag_column = None if split == "test" else self.settings.tag_column
         columns = Columns(self.settings.token_column, tag_column)
-        return ReadSet(read_conll(read_text(path), path, columns), {})
+        return ReadSet(read_conll(read_text(path, self.storage_options), path, columns), {})
 
     def count_labels(self, examples: Sequence[Sentence]) -> Counter[str]:
         """Counts the entities of each type."""
@@ -190,7 +193,7 @@ class TokenTask:
 
 def open_ner(settings: FinetuneSettings) -> TokenTask:
     """Creates the task ner, which finds named entities."""
-    return TokenTask(settings.tokens)
+    return TokenTask(settings.tokens, settings.filesystem_options())
 
 
 def _sentence_windows(

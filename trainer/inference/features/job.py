@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from pipeline.documents.detect import detect_format
-from pipeline.documents.files import read_head
+from pipeline.documents.files import StorageOptions, read_head
 from pipeline.documents.text_files import (
     read_csv_rows,
     read_json_lines,
@@ -26,7 +26,7 @@ from pipeline.documents.text_files import (
     whole_file,
 )
 from pipeline.storage.compression import plain_name
-from pipeline.storage.folder import Folder, parse_storage_options
+from pipeline.storage.folder import Folder
 from pipeline.storage.local import scratch_folder
 from pipeline.storage.quoting import join_names
 from trainer.conll.read import Columns, read_conll
@@ -53,7 +53,8 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
         ValueError: The input is malformed or holds no text, or the model cannot be used.
         FileNotFoundError: The input or the model is not there.
     """
-    opened = open_model(settings.model, parse_storage_options(settings.storage_options))
+    options = settings.filesystem_options()
+    opened = open_model(settings.model, options)
     extractor = FeatureExtractor(
         opened,
         layers=settings.layers,
@@ -65,7 +66,7 @@ def write_features(settings: FeaturesSettings) -> dict[str, Any]:
     counts: Counter[str] = Counter()
     texts = tqdm(read_texts(settings), unit="text", unit_scale=True, disable=None)
     rows = extractor.iterate(_count(map(extractor.encode, texts), counts))
-    folder, name = Folder.of_file(settings.output)
+    folder, name = Folder.of_file(settings.output, options)
     with scratch_folder(folder.locate(name)) as temporary:
         file = temporary / "features.parquet"
         schema = _schema(settings, extractor.columns, opened.config.hidden_size)
@@ -88,16 +89,18 @@ def read_texts(settings: FeaturesSettings) -> Iterator[InputText]:
         ValueError: The input is malformed, or of a format from which no texts can be read.
     """
     url = settings.input
-    input_format = _detect(url) if settings.format == "auto" else settings.format
+    options = settings.filesystem_options()
+    input_format = _detect(url, options) if settings.format == "auto" else settings.format
     if input_format == "conll":
         columns = Columns(settings.token_column, None)
-        for number, sentence in enumerate(read_conll(read_text(url), url, columns)):
+        for number, sentence in enumerate(read_conll(read_text(url, options), url, columns)):
             line = sentence.first_line + sentence.rows[0]
             yield InputText(number, line, " ".join(sentence.words), sentence.words)
         return
-    texts = read_text_lines(url)
+    texts = read_text_lines(url, options)
     if input_format in ("jsonl", "csv"):
-        records = read_json_lines(url) if input_format == "jsonl" else _read_rows(url)
+        read_records = read_json_lines if input_format == "jsonl" else _read_rows
+        records = read_records(url, options)
         texts = (
             (place, _field_of(record, settings.text_field, place)) for place, record in records
         )
@@ -105,7 +108,7 @@ def read_texts(settings: FeaturesSettings) -> Iterator[InputText]:
         yield InputText(number, int(place.rpartition(":")[2]), text)
 
 
-def _detect(url: str) -> str:
+def _detect(url: str, options: StorageOptions) -> str:
     """Detects the format of a file by its name and first bytes: conll, jsonl, csv or text.
 
     Raises:
@@ -113,8 +116,8 @@ def _detect(url: str) -> str:
     """
     if plain_name(url).lower().endswith(CONLL_SUFFIXES):
         return "conll"
-    file = whole_file(url)
-    detected = detect_format(url, read_head(url, file.size))
+    file = whole_file(url, options)
+    detected = detect_format(url, read_head(url, file.size, options))
     if detected not in ("jsonl", "csv", "text"):
         expected = "expected a text in each line, JSON lines, CSV or CoNLL"
         raise ValueError(
@@ -123,13 +126,13 @@ def _detect(url: str) -> str:
     return detected
 
 
-def _read_rows(url: str) -> Iterator[tuple[str, dict[str, Any]]]:
+def _read_rows(url: str, options: StorageOptions) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yields file and line of each row of a CSV file, and the row's cells by column.
 
     Raises:
         ValueError: A row has another number of cells than the header.
     """
-    rows = read_csv_rows(url)
+    rows = read_csv_rows(url, options)
     _, names = next(rows, ("", []))
     for place, cells in rows:
         if len(cells) != len(names):
