@@ -363,31 +363,28 @@ def build_all(settings_hash: str, tasks: Sequence[ShardTask]) -> None:
     nothing = np.zeros(0, np.int64)
     none = BlockTable(nothing, nothing, nothing, nothing, np.zeros(0, np.uint32))
     for task in tasks:
-        table = made[task.seq_len][0]
+        table, blocks_hash, blocks_text = made[task.seq_len]
         count = int(table.instances.sum())
         shard = Shard(
             *(task.bucket.split, task.seq_len, task.pass_index, task.name),
-            *(len(table) * BLOCK_BYTES, "0" * 64, "0" * 64, table.digest()),
+            *(len(table) * BLOCK_BYTES, "0" * 64, "0" * 64, blocks_hash),
             *(count, count * 100, count * 15, count // 2, count * 12, count),
             task.contents.seal,
         )
         head = format_record(ShardRecord(settings_hash, shard, none))
-        WORLD.records[record_name(task.name)] = (
-            head[: head.index(b'"blocks"')],
-            made[task.seq_len][1],
-        )
+        WORLD.records[record_name(task.name)] = (head[: head.index(b'"blocks"')], blocks_text)
         WORLD.shards[task.name] = shard.num_bytes
 
 
-def _make_blocks(seq_len: int, number: int) -> tuple[BlockTable, bytes]:
-    """Makes the block table of a shard, and the text about it in the record of the shard's task."""
+def _make_blocks(seq_len: int, number: int) -> tuple[BlockTable, str, bytes]:
+    """Makes the block table of a shard, its hash, and its text in the record of the shard."""
     instances = np.full(number, block_instances(seq_len))
     offset = np.arange(number) * BLOCK_BYTES + 512
     sizes = np.full(number, BLOCK_BYTES - 512)
     crc32 = np.random.default_rng(1).integers(0, 2**32, number).astype(np.uint32)
     table = BlockTable(offset, sizes, instances, instances * 100, crc32)
     blocks = {each.name: getattr(table, each.name).tolist() for each in fields(BlockTable)}
-    return table, b'"blocks": ' + json.dumps(blocks).encode() + b"}"
+    return table, table.digest(), b'"blocks": ' + json.dumps(blocks).encode() + b"}"
 
 
 def format_table(stages: Sequence[Stage]) -> str:
