@@ -28,9 +28,13 @@ PAGE = Path(__file__).parents[1] / "docs" / "commands.md"
 HEAD = """\
 # Commands and settings
 
-This page is written by `python -m scripts.command_reference`. A setting is a flag, with `--` before
-its name. It is also a key in the file of `--config`, where a dot separates levels; a flag wins over
-the file. The page has the first sentence about each setting, and `--help` of a command has it all.
+This page lists every command with its settings, for people who look for one or want to know its
+default. It has the first sentence about each setting; `--help` of a command says all about it.
+`python -m scripts.command_reference` writes the page from the program.
+
+A setting is a flag, with `--` before its name: `--seq_lens 128 512`. It is also a key in the YAML
+file of `--config`, where a dot in the name separates levels. A flag wins over the file. The default
+of a setting follows its name in parentheses. A setting that must be given is marked as needed.
 
 Once the package is installed, the same commands are `beambert build`, `beambert pretrain` and so
 on. `report` and `export` of a dataset are `beambert report-data` and `export-data`. `--config
