@@ -74,7 +74,7 @@ def is_unused(token: str) -> bool:
     return token.startswith("[unused") and token.endswith("]")
 
 
-def tokens_a_word(
+def tokens_per_word(
     vocabulary: Vocabulary, words: Sequence[str], counts: Sequence[int], rule: WordRule
 ) -> float:
     """Returns the mean number of tokens of a word in a text; an [UNK] is one token.

@@ -40,7 +40,7 @@ from pipeline.tokens.word_counts import (
     read_commonest,
 )
 from tokenizer.export import tokenizer_json
-from tokenizer.extend import extend_vocabulary, tokens_a_word
+from tokenizer.extend import extend_vocabulary, tokens_per_word
 from tokenizer.learn import learn_vocabulary, learn_words
 from tokenizer.vocab import Vocabulary, parse_vocab
 from tokenizer.word_rule import WordRule
@@ -368,8 +368,8 @@ def _say_gain(
     """
     pairs = zip(old.tokens, new.tokens, strict=False)
     replaced = sum(old_token != new_token for old_token, new_token in pairs)
-    before = tokens_a_word(old, words, counts, settings.word_rule)
-    after = tokens_a_word(new, words, counts, settings.word_rule)
+    before = tokens_per_word(old, words, counts, settings.word_rule)
+    after = tokens_per_word(new, words, counts, settings.word_rule)
     say(
         f"vocabulary: {replaced:,} [unusedN] hold new pieces, {len(new) - len(old):,} follow the"
         f" {len(old):,} lines; a word of the sample takes {after:.3f} tokens, {before:.3f} before"

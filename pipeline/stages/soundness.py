@@ -29,7 +29,7 @@ def check_tokens(settings: BuildSettings, vocabulary: Vocabulary, store: TokenSt
             sentence, so that nearly every pair would be random.
     """
     _check_unknown(settings, vocabulary, store)
-    sentences = _sentences_a_document(store)
+    sentences = _sentences_per_document(store)
     if settings.instances != SEGMENT_PAIRS:
         return
     if settings.max_random_next < 1 and sentences < _fewest_sentences(settings):
@@ -79,7 +79,7 @@ def _unknown_cure(settings: BuildSettings) -> str:
     return "raise alphabet_size (Chinese needs some 8,000) or vocab_size"
 
 
-def _sentences_a_document(store: TokenStore) -> float:
+def _sentences_per_document(store: TokenStore) -> float:
     """Returns the average number of sentences per document, of all documents with their copies."""
     documents = sum(
         source.documents + source.duplicates + sum(source.dropped.values())
@@ -126,11 +126,11 @@ def check_random_next(settings: BuildSettings, store: TokenStore, shards: Sequen
         least, most = _USUAL_RANDOM_NEXT
         if least <= share <= most:
             continue
-        tokens_a_sentence = store.counters["tokens"] / max(1, store.counters["sentences"])
+        tokens_per_sentence = store.counters["tokens"] / max(1, store.counters["sentences"])
         message = (
             f"L{seq_len}: {share:.1%} of the second segments are random, 56 % are usual: documents"
-            f" hold {_sentences_a_document(store):.1f} sentences of {tokens_a_sentence:.0f} tokens"
-            f" on average; {_random_cure(settings)}"
+            f" hold {_sentences_per_document(store):.1f} sentences of"
+            f" {tokens_per_sentence:.0f} tokens on average; {_random_cure(settings)}"
         )
         if share > settings.max_random_next:
             raise ValueError(message)

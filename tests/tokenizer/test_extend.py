@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenizer.encode import Encoder
-from tokenizer.extend import extend_vocabulary, is_unused, tokens_a_word
+from tokenizer.extend import extend_vocabulary, is_unused, tokens_per_word
 from tokenizer.vocab import CONTINUATION, SPECIAL_TOKENS, Vocabulary
 from tokenizer.word_rule import UNCASED
 from tokenizer.wordpiece import split_piece
@@ -46,7 +46,7 @@ def test_a_character_that_is_missing_makes_its_words_readable():
     new = extend({"β": 50, "aβ": 9, "βγ": 9})
     assert new.tokens[1] == "β"
     assert {"aβ", "βγ"} == {*new.tokens[2:4]}
-    assert tokens_a_word(new, ["β", "aβ", "βγ"], [1, 1, 1], UNCASED) == 1
+    assert tokens_per_word(new, ["β", "aβ", "βγ"], [1, 1, 1], UNCASED) == 1
     assert not (Encoder(new, UNCASED).encode("β aβ βγ") == new.unk_id).any()
 
 
@@ -83,10 +83,10 @@ def test_old_pieces_stay_and_the_order_of_words_does_not_matter(counts, more, ra
     known = [word for word in counts if OLD.unk_id not in Encoder(OLD, UNCASED).encode(word)]
     if known:
         before, after = (
-            tokens_a_word(v, known, [counts[w] for w in known], UNCASED) for v in (OLD, new)
+            tokens_per_word(v, known, [counts[w] for w in known], UNCASED) for v in (OLD, new)
         )
         assert after <= before + 1e-9
 
 
 def test_counts_weigh_the_mean():
-    assert np.isclose(tokens_a_word(OLD, ["he", "xy"], [3, 1], UNCASED), 1.25)
+    assert np.isclose(tokens_per_word(OLD, ["he", "xy"], [3, 1], UNCASED), 1.25)

@@ -78,7 +78,9 @@ def test_a_phase_of_a_dataset(data):
     [phase] = settings.phases
     found = plan_phase(phase, config, one_dataset(dataset), settings)
     assert found.instances == 6_400
-    assert found.instances_a_pass == sum(each.instances for each in dataset.shards("train", 32, 0))
+    assert found.instances_per_pass == sum(
+        each.instances for each in dataset.shards("train", 32, 0)
+    )
     assert found.step.computing == pytest.approx(32 * found.flops / (312e12 * 0.4))
     assert found.seconds == pytest.approx(100 * (found.step.computing + found.step.wire))
     assert found.flops < plan_phase(phase, config, (), settings).flops  # instances are not full

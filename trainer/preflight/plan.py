@@ -33,7 +33,7 @@ from trainer.preflight.memory import Case, count_memory
 from trainer.preflight.settings import PlanSettings
 from trainer.process.gpus import GPUS
 from trainer.runs.check_mixture import check_mixture, refuse_small_batches
-from trainer.runs.epochs import instances_a_pass, lengthen_phases, main_of
+from trainer.runs.epochs import instances_per_pass, lengthen_phases, main_of
 from trainer.settings import Phase, resolve
 from trainer.stream.order.source import Mixture, open_mixture
 
@@ -65,8 +65,8 @@ class PhasePlan:
         traffic: What a rank sends in a step.
         step: The least time that a step can take, for arithmetic and for sending.
         stored_bytes: Bytes that one instance takes in the shards; 0 without a dataset.
-        instances_a_pass: Instances of the whole mixture that are read during one pass over its main
-            dataset; 0 without a dataset.
+        instances_per_pass: Instances of the whole mixture that are read during one pass over its
+            main dataset; 0 without a dataset.
         passes: Number of passes of the main dataset; 0 without a dataset.
     """
 
@@ -77,7 +77,7 @@ class PhasePlan:
     traffic: Traffic
     step: StepTime
     stored_bytes: float = 0.0
-    instances_a_pass: int = 0
+    instances_per_pass: int = 0
     passes: int = 0
 
     @property
@@ -102,8 +102,10 @@ def plan_phases(settings: PlanSettings, config: BertConfig, mixture: Mixture) ->
     If the settings ask for epochs, the phases' steps are first scaled so that together they make
     that many epochs.
     """
-    a_pass = [instances_a_pass(mixture, phase.seq_len) for phase in settings.phases if mixture]
-    longer = lengthen_phases(settings, a_pass)
+    pass_sizes = [
+        instances_per_pass(mixture, phase.seq_len) for phase in settings.phases if mixture
+    ]
+    longer = lengthen_phases(settings, pass_sizes)
     return [plan_phase(phase, config, mixture, settings) for phase in longer]
 
 
@@ -128,9 +130,11 @@ def plan_phase(
         dataset = main_of(mixture)[0].dataset
         shards = dataset.shards("train", phase.seq_len, 0)
         stored = sum(each.num_bytes for each in shards) / sum(each.instances for each in shards)
-        a_pass = instances_a_pass(mixture, phase.seq_len)
-        passes = dataset.num_passes("train", phase.seq_len)
-        known = {"stored_bytes": stored, "instances_a_pass": a_pass, "passes": passes}
+        known = {
+            "stored_bytes": stored,
+            "instances_per_pass": instances_per_pass(mixture, phase.seq_len),
+            "passes": dataset.num_passes("train", phase.seq_len),
+        }
         lengths = measure_lengths(read_block(dataset, shards[0], 0))
     if config.is_causal:
         lengths = replace(lengths, masked=lengths.tokens - 1)
@@ -251,17 +255,17 @@ def find_used_batch(
         instances are too small.
     """
 
-    def with_instances(instances_a_rank: int) -> Phase:
-        return replace(phase, global_batch=instances_a_rank * settings.world_size)
+    def with_instances(instances_per_rank: int) -> Phase:
+        return replace(phase, global_batch=instances_per_rank * settings.world_size)
 
-    def is_busy(instances_a_rank: int) -> bool:
-        batch = with_instances(instances_a_rank)
+    def is_busy(instances_per_rank: int) -> bool:
+        batch = with_instances(instances_per_rank)
         return time_phase_step(batch, config, lengths, settings).waiting_share < _WAITING_SHARE
 
-    def stays_busy(instances_a_rank: int) -> bool:
-        full = count_micro_batches(with_instances(instances_a_rank), lengths, settings)
+    def stays_busy(instances_per_rank: int) -> bool:
+        full = count_micro_batches(with_instances(instances_per_rank), lengths, settings)
         most_instances = int(full * settings.micro_tokens / lengths.tokens)
-        return is_busy(instances_a_rank) and is_busy(most_instances + 1)
+        return is_busy(instances_per_rank) and is_busy(most_instances + 1)
 
     most = 1
     while not stays_busy(most):
@@ -316,10 +320,14 @@ def memory_case(
 
 
 def checkpoint_bytes(parameters: int, precision: str) -> int:
-    """Returns the bytes of a checkpoint.
+    """Returns the bytes of a checkpoint, whatever the optimizer is.
 
     For each parameter it holds the model's weight, an fp32 weight and the two running means of the
     optimizer.
+
+    Args:
+        parameters: The number of parameters of the model.
+        precision: The precision of the run, "bf16" or "fp32".
     """
     return ((2 if precision == "bf16" else 4) + 12) * parameters
 
@@ -361,12 +369,13 @@ def _describe_time(settings: PlanSettings, phases: Sequence[PhasePlan]) -> Itera
     """Yields a table of the phases, and the hours of the whole run."""
     yield "phase  length      steps      instances           tokens   epochs  PFLOP/step      hours"
     for number, each in enumerate(phases, start=1):
-        a_pass = each.instances_a_pass
-        a_step = each.phase.global_batch * each.flops / 1e15
+        pass_size = each.instances_per_pass
+        epochs_column = f"{each.instances / pass_size:8.1f}" if pass_size else "       ?"
+        petaflops_per_step = each.phase.global_batch * each.flops / 1e15
         yield (
             f"{number:5}  {each.phase.seq_len:6}  {each.phase.steps:9,}  {each.instances:13,}"
-            f"  {each.tokens:15,.0f}  {f'{each.instances / a_pass:8.1f}' if a_pass else '       ?'}"
-            f"  {a_step:10,.3f}  {_hours(each.seconds):>9}"
+            f"  {each.tokens:15,.0f}  {epochs_column}"
+            f"  {petaflops_per_step:10,.3f}  {_hours(each.seconds):>9}"
         )
     epochs = settings.epochs
     if epochs is not None:
@@ -525,7 +534,7 @@ def _describe_reading(settings: PlanSettings, phases: Sequence[PhasePlan]) -> It
             continue
         length = each.phase.seq_len
         passes = each.passes
-        needed = -(-each.instances // each.instances_a_pass)
+        needed = -(-each.instances // each.instances_per_pass)
         rate = each.instances / each.seconds * each.stored_bytes / 1e6
         yield (
             f"reading L{length}: {rate:,.1f} MB/s by all ranks, {rate / settings.world_size:,.2f}"

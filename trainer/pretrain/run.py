@@ -41,7 +41,7 @@ from trainer.process.precision import (
 from trainer.process.ranks import Ranks, describe_device, together
 from trainer.process.stopping import StopRequest
 from trainer.runs.check_mixture import check_mixture
-from trainer.runs.epochs import instances_a_pass, lengthen_phases
+from trainer.runs.epochs import instances_per_pass, lengthen_phases
 from trainer.runs.run_folder import (
     RunFolder,
     check_trunk,
@@ -668,6 +668,13 @@ def choose_checkpoint(
         settings: The settings of the run.
         saved: The run's checkpoints.
         options: Options of the filesystem of the other run.
+
+    Returns:
+        The folder of the checkpoint, on a disk that this node sees.
+
+    Raises:
+        FileNotFoundError: The other run, or its checkpoint, is not there any more.
+        ValueError: A checkpoint is damaged, or one that was saved is missing.
     """
     newest = saved.choose()
     if newest is not None or settings.continue_from is None:
@@ -769,12 +776,19 @@ def refuse_consumed(settings: PretrainSettings, position: Position) -> None:
 def resolve_epochs(settings: PretrainSettings, mixture: Mixture) -> PretrainSettings:
     """Returns settings that ask for steps instead of epochs.
 
-    The steps of the phases are scaled so that they make `settings.epochs` epochs. Settings without
-    `epochs` are returned unchanged.
+    The steps of all phases are multiplied by the same factor, so that together the phases make
+    `settings.epochs` epochs. Settings without `epochs` are returned unchanged.
+
+    Args:
+        settings: The settings of a run.
+        mixture: The datasets of the run.
+
+    Raises:
+        ValueError: The main dataset has no train instances of the length of a phase.
     """
     if settings.epochs is None:
         return settings
-    pass_sizes = [instances_a_pass(mixture, phase.seq_len) for phase in settings.phases]
+    pass_sizes = [instances_per_pass(mixture, phase.seq_len) for phase in settings.phases]
     phases = lengthen_phases(settings, pass_sizes)
     return dataclasses.replace(settings, phases=phases, epochs=None)
 

@@ -16,7 +16,7 @@ def main_of(mixture: Mixture) -> tuple[WeightedDataset, float]:
     return main, main.weight / sum(source.weight for source in mixture)
 
 
-def instances_a_pass(mixture: Mixture, seq_len: int) -> int:
+def instances_per_pass(mixture: Mixture, seq_len: int) -> int:
     """Returns how many instances of a mixture are read during one pass over its main dataset.
 
     Args:
@@ -32,16 +32,19 @@ def instances_a_pass(mixture: Mixture, seq_len: int) -> int:
     return round(sum(shard.instances for shard in shards) / share)
 
 
-def lengthen_phases(settings: PretrainSettings, a_pass: Sequence[int]) -> list[Phase]:
+def lengthen_phases(settings: PretrainSettings, pass_sizes: Sequence[int]) -> list[Phase]:
     """Returns the phases with their steps scaled so that together they make `settings.epochs`.
+
+    The steps of all phases are multiplied by the same factor and rounded, to at least 1.
 
     Args:
         settings: The settings of the run. If `epochs` is None, the phases are not changed.
-        a_pass: For each phase the number of instances of an epoch, from `instances_a_pass`.
+        pass_sizes: For each phase the number of instances of an epoch of its length, as
+            `instances_per_pass` returns it. Not looked at if `epochs` is None.
     """
     if settings.epochs is None:
         return settings.phases
-    pairs = zip(settings.phases, a_pass, strict=True)
+    pairs = zip(settings.phases, pass_sizes, strict=True)
     epochs = sum(phase.steps * phase.global_batch / size for phase, size in pairs)
     factor = settings.epochs / epochs
     return [replace(phase, steps=max(1, round(phase.steps * factor))) for phase in settings.phases]

@@ -109,8 +109,8 @@ class Gauge:
             self._is_warm = True
         self._recent.append(now - self._last)
         self._last = now
-        a_step = statistics.fmean(self._recent)
+        seconds_per_step = statistics.fmean(self._recent)
         tokens = [entry.global_batch * entry.seq_len for entry in self._phases]
         later = range(phase + 1, len(tokens))
         left = sum(self._phases[index].steps * tokens[index] for index in later)
-        return a_step * (steps_left + left / tokens[phase])
+        return seconds_per_step * (steps_left + left / tokens[phase])
