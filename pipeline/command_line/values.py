@@ -288,11 +288,11 @@ def _shown(node: yaml.Node) -> str:
     return repr(shown)
 
 
-def make(settings_class: Any, given: Mapping[str, Given], prefix: str = "") -> Any:
+def make_settings(settings_class: Any, given: Mapping[str, Given], prefix: str = "") -> Any:
     """Builds an object of a settings class. Fields that were not given keep their defaults.
 
     Args:
-        settings_class: The class.
+        settings_class: The class, a dataclass such as `BuildSettings`.
         given: The given values by their dotted keys.
         prefix: What precedes the keys of the class's fields, such as "model.". Keys without this
             prefix are ignored.
@@ -310,7 +310,7 @@ def make(settings_class: Any, given: Mapping[str, Given], prefix: str = "") -> A
             count = given[key].value if key in given else 1
             values[name] = [_make_item(item, given, below, key, index) for index in range(count)]
         elif section_of(hint) and below:
-            values[name] = make(section_of(hint), below, f"{key}.")
+            values[name] = make_settings(section_of(hint), below, f"{key}.")
         elif is_mapping(hint) and below:
             values[name] = {dotted[len(key) + 1 :]: below[dotted].value for dotted in below}
         elif key in given:
@@ -349,7 +349,7 @@ def _make_item(
     if missing := missing_fields(kind, of_item, prefix):
         place = given[f"{key}[{index}]"].where + prefix[:-1] if key in given else f"--{key}"
         raise ValueError(f"{place}: {', '.join(missing)} missing; each item needs it")
-    return make(kind, of_item, prefix)
+    return make_settings(kind, of_item, prefix)
 
 
 def missing_fields(settings_class: Any, given: Mapping[str, Given], prefix: str = "") -> list[str]:

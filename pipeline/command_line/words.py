@@ -26,7 +26,7 @@ from pipeline.command_line.names import answer_unknown, suggest
 from pipeline.command_line.values import (
     BOOLEANS,
     Given,
-    make,
+    make_settings,
     missing_fields,
     parse_yaml,
     read_mapping,
@@ -82,7 +82,7 @@ def parse_words(
     if missing := missing_fields(settings_class, given):
         names = ", ".join(_as_given(name, settings_class, positionals) for name in missing)
         raise ValueError(f"missing: {names}; {program} --help says what it takes")
-    return make(settings_class, given)
+    return make_settings(settings_class, given)
 
 
 def _check_code(

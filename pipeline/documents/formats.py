@@ -91,5 +91,10 @@ def may_be_cut(text_format: str, url: str) -> bool:
 
 
 def is_plain(text_format: str, url: str) -> bool:
-    """Returns whether the stored bytes of a file are text: no compression, table or archive."""
+    """Returns whether the stored bytes of a file are text: no compression, table or archive.
+
+    Args:
+        text_format: The name of the file's format, a key of `FORMATS`.
+        url: The file, whose name tells whether it is compressed or an archive.
+    """
     return not (is_compressed(url) or is_archive(url)) and FORMATS[text_format].is_text

@@ -398,10 +398,23 @@ def cut_for_tasks(
 def cut_part(
     name: str, tokens: TokenParts, buckets: Sequence[Bucket]
 ) -> Iterator[tuple[bytes, bytes]]:
-    """Yields (bucket's name, chunk) for each of the buckets that a token part has documents of.
+    """Cuts a token part into chunks, one for each of the buckets that it has documents of.
 
     One request reads the part's tokens. Documents in dropped.ids are not left out here;
     `GroupedDocuments` does that.
+
+    Args:
+        name: The name of the part.
+        tokens: The token parts of the build, among them this one.
+        buckets: All buckets of the job. Documents that are in none of them are left out.
+
+    Yields:
+        The name of the bucket, in UTF-8, and the chunk: the part's documents of this bucket, as
+            `pack_chunk` packs them.
+
+    Raises:
+        FileNotFoundError: The part or its index is missing.
+        ValueError: The index of the part is damaged.
     """
     rows = read_part_rows(tokens.folder, f"{name}.index")
     finder = BucketFinder(buckets, tokens.held_out)

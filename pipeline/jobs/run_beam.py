@@ -186,8 +186,10 @@ def choose_exchange(
 ) -> ExchangeMode:
     """Returns how the documents of buckets are brought together.
 
-    "auto" is a shuffle on Dataflow. It is files on every other runner, since those hold a whole
-    group of a shuffle in memory.
+    Args:
+        wanted: The setting `exchange` of the build. "auto" means "shuffle" on Dataflow. It means
+            "files" on every other runner, because those hold a whole group of a shuffle in memory.
+        options: The options of the Beam pipeline, which name the runner.
     """
     if wanted != "auto":
         return wanted

@@ -118,12 +118,24 @@ def shard_name(split: str, seq_len: int, pass_index: int, bucket: int) -> str:
 
 
 def pass_hash(shards: Iterable[Shard]) -> str:
-    """Returns blake2b-256, in hex, of the sorted lines `shard_name content_hash`."""
+    """Returns the hash of the content of a pass (docs/format.md, section 4).
+
+    It is blake2b-256, in hex, of the sorted lines `shard_name content_hash`.
+
+    Args:
+        shards: All shards of the pass, in any order.
+    """
     return _hash_lines(f"{shard.name} {shard.content_hash}" for shard in shards)
 
 
 def root_hash(shards: Iterable[Shard]) -> str:
-    """Returns blake2b-256, in hex, of the sorted lines `pass_folder pass_hash`."""
+    """Returns the hash of the content of a dataset (docs/format.md, section 4).
+
+    It is blake2b-256, in hex, of the sorted lines `pass_folder pass_hash`.
+
+    Args:
+        shards: All shards of the dataset, or of some of its passes, in any order.
+    """
     passes = by_pass(shards)
     return _hash_lines(f"{folder} {pass_hash(members)}" for folder, members in passes.items())
 

@@ -243,7 +243,8 @@ def read_commonest(data: bytes, where: str = WORD_COUNTS) -> tuple[list[str], li
         where: The URL of the table, for messages.
 
     Returns:
-        At most MAX_LEARNED_WORDS words, sorted, and their counts.
+        At most MAX_LEARNED_WORDS words in the order of the table, and the count of each. Of words
+        that are equally frequent, those that are first in the table are taken.
 
     Raises:
         ValueError: The table is damaged.

@@ -101,7 +101,7 @@ def add_tallies(tallies: Iterable[tuple[int, str]]) -> tuple[int, str]:
 
 
 def size_of_document(document: Document) -> int:
-    """Returns the size of a document: its characters and 1, so that an empty one has a size too."""
+    """Returns the number of a document's characters plus 1, so that an empty one has a size too."""
     return 1 + len(document.text)
 
 
@@ -175,7 +175,10 @@ def _hash_of(row: tuple[int, Document]) -> int:
 
 
 def measure_list(documents: DocumentList[Document]) -> dict[int, int]:
-    """Returns the size of a list, by the number of its source."""
+    """Returns one entry: the number of a list's source, with the size that `size_of_list` counts.
+
+    `add_sizes` adds up these dicts.
+    """
     return {documents.source: size_of_list(documents)}
 
 

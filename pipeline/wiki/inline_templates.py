@@ -122,12 +122,13 @@ pi = π
 
 
 @cache
-def templates() -> dict[str, str]:
-    """Returns what `_TABLE` and its regular additions say: for each template its ways to be shown.
+def read_table() -> dict[str, str]:
+    """Reads `_TABLE`, and adds templates whose names follow a rule, such as "lang-" and a code.
 
     Returns:
-        The ways by the name of the template, both with a small and with a capital first letter.
-        The ways of a template are one text, in which "|" divides them.
+        By the name of each template the ways to show it, as one text in which "|" divides the ways
+        and "_" has become a space. A name is there both with a small and with a capital first
+        letter. The dict is shared by all callers; do not change it.
     """
     ways_of: dict[str, str] = {}
     for row in _TABLE.strip().replace("|\n", "| ").split("\n"):
@@ -163,17 +164,17 @@ def show(call: str) -> str:
     """
     name, _, arguments = call.partition("|")
     name = name.strip()
-    if name not in templates() or name.endswith(":"):
+    if name not in read_table() or name.endswith(":"):
         before_colon, colon, _ = name.partition(":")
         name = before_colon + colon
         arguments = call.strip()[len(name) :]
-    if name not in templates() or len(call.encode()) > _MAX_CALL_BYTES:
+    if name not in read_table() or len(call.encode()) > _MAX_CALL_BYTES:
         return ""
 
     positional, named = _read_arguments(arguments.split("|")[:_MAX_ARGUMENTS])
     numbered = {str(number): value for number, value in enumerate(positional, 1)}
     values = numbered | named | {"0": name, "~": _measure(positional)}
-    for way in templates()[name].split("|"):
+    for way in read_table()[name].split("|"):
         if all(values.get(key) for key in _KEY.findall(way)):
             shown = _KEY.sub(lambda key: values[key[1]], way)
             return "" if "\n" in shown else shown

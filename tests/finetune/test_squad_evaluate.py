@@ -78,5 +78,7 @@ def test_the_best_threshold_worked_by_hand(f1_of_c):
 def test_the_best_threshold_is_the_best_of_all(questions):
     judged = judged_of(*((f1 if has else 0.0, score, has) for f1, score, has in questions))
     thresholds = [find_threshold(judged), -9.0, *(each.null_score for each in judged)]
-    means = [evaluate.average(evaluate.apply_threshold(judged, each))["f1"] for each in thresholds]
+    means = [
+        evaluate.average_marks(evaluate.apply_threshold(judged, each))["f1"] for each in thresholds
+    ]
     assert means[0] == pytest.approx(max(means))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pipeline.storage.compression import decompress
 from pipeline.wiki import wikitext
-from pipeline.wiki.inline_templates import show, templates
+from pipeline.wiki.inline_templates import read_table, show
 from pipeline.wiki.wikitext import parse_wikitext
 from tests.compiled_paths import taken_path
 
@@ -137,7 +137,7 @@ def test_both_readers_read_any_markup_to_the_same_paragraphs(source):
 ARGUMENTS = ["", " ", "a", "5", " 7 ", "to", "\u22123", "km", "力", "\n", "é é"]
 ARGUMENTS += ["text=b", "2=c", "1=", "="]
 OPENERS = ["{{", "{{a|", "[[", "[[a|", "[[File:a|", "<ref", "<ref>", "\n{|\n|", "<math>", "<!--"]
-names = st.sampled_from([*templates(), "unknown", ""])
+names = st.sampled_from([*read_table(), "unknown", ""])
 spaces = st.sampled_from(["", " ", "\n", "a "])
 
 
@@ -150,7 +150,7 @@ def test_both_readers_show_the_same_of_a_template(name, values, before):
 
 def test_what_templates_show_fits_the_reader():
     """Its text is at most a half longer than the page, of no argument twice."""
-    for name, ways in templates().items():
+    for name, ways in read_table().items():
         assert len(name.encode()) <= 64
         for way in ways.split("|"):
             parts = re.split(r"\{([^{}]+)\}", way)

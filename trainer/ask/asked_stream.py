@@ -119,7 +119,8 @@ def open_stream(run: AskedRun, seq_len: int) -> AskedStream:
 
     Raises:
         FileNotFoundError: A dataset lacks a pass that the run has read.
-        ValueError: A dataset has no such instances, or others than the run has read.
+        ValueError: A dataset has no instances of this length, or its content differs from what the
+            run has read.
     """
     try:
         return _open_stream(run, seq_len)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.command_line.values import make, parse_yaml, read_mapping
+from pipeline.command_line.values import make_settings, parse_yaml, read_mapping
 from pipeline.shards.document_list import read_document_list, refuse_unknown
 from pipeline.shards.growing import WaitPolicy
 from trainer.checkpoints.files import STATE, step_of
@@ -164,7 +164,9 @@ def parse_config(data: bytes, where: str) -> PretrainSettings:
     root = parse_yaml(data, where, is_file=True)
     if root is None:
         raise ValueError(f"{where} is empty; restore it")
-    settings: PretrainSettings = make(PretrainSettings, dict(read_mapping(root, PretrainSettings)))
+    settings: PretrainSettings = make_settings(
+        PretrainSettings, dict(read_mapping(root, PretrainSettings))
+    )
     return settings
 
 

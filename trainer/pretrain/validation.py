@@ -224,7 +224,12 @@ def join_columns(
 
 
 def format_validation(columns: Mapping[str, Any]) -> str:
-    """Returns a row of validation as one line of output."""
+    """Returns the measures of a validation as one line of output.
+
+    Args:
+        columns: The columns of a row of metrics.jsonl whose split is "validation", or those of one
+            dataset of it. The columns of next-sentence prediction may be missing.
+    """
     line = (
         f"validation MLM loss {columns['mlm_loss']:.3f} nats (unigram entropy of the text "
         f"{columns['unigram_entropy']:.3f}), accuracy {columns['mlm_accuracy']:.3f}"

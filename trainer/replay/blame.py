@@ -58,15 +58,20 @@ class Share:
 
 
 def find_by_halves(norm_without: Callable[[range], float], num_slots: int) -> Iterator[Half]:
-    """Yields halves of the instances of a step that were left out, until one instance is left.
+    """Searches for the instance of a step that makes the norm of its gradient large, by halving.
 
-    Halves come in pairs. The one of a pair without which the norm is smaller is halved next. So the
-    half with the smaller norm of the last pair is a single instance.
+    The instances of the step are divided into two halves, and the norm is computed without each of
+    them. The half without which the norm is smaller is divided again, until it is one instance. The
+    search is lazy: the norms of a pair of halves are computed when its first half is asked for.
 
     Args:
-        norm_without: Returns the norm of the gradient of the step without the instances of some
-            slots.
+        norm_without: Takes a range of slots, and returns the norm of the step's gradient without
+            the instances in these slots. A norm that is NaN counts as the larger one.
         num_slots: The number of instances of the step.
+
+    Yields:
+        The two halves of every division, first slots first. There are none if the step has one
+            instance.
     """
     slots = range(num_slots)
     while len(slots) > 1:

@@ -85,8 +85,12 @@ def mark_v2(prediction: str, answers: Sequence[str]) -> Marks:
     return _best_mark(prediction, counted_answers, both_empty=1.0)
 
 
-def average(marks: Sequence[Marks]) -> dict[str, float]:
-    """Returns the mean marks in percent, under the keys "exact" and "f1"."""
+def average_marks(marks: Sequence[Marks]) -> dict[str, float]:
+    """Returns the mean marks of questions in percent, under the keys "exact" and "f1".
+
+    Args:
+        marks: The marks of each question, between 0 and 1; at least one.
+    """
     sums = (sum(values) for values in zip(*marks, strict=True))
     return {
         name: 100.0 * total / len(marks) for name, total in zip(Marks._fields, sums, strict=True)

@@ -140,7 +140,7 @@ class SquadTask:
         answers = [[answer.text for answer in question.answers] for question in examples]
         pairs = list(zip(predictions, answers, strict=True))
         if not self.with_impossible:
-            return evaluate.average(
+            return evaluate.average_marks(
                 [evaluate.mark_v1(prediction.text, right) for prediction, right in pairs]
             )
         judged = [
@@ -157,14 +157,14 @@ class SquadTask:
             threshold = evaluate.find_threshold(judged)
 
         marks = evaluate.apply_threshold(judged, threshold)
-        metrics = evaluate.average(marks) | {"null_threshold": threshold}
+        metrics = evaluate.average_marks(marks) | {"null_threshold": threshold}
         for prefix, has_answer in (("HasAns", True), ("NoAns", False)):
             of_kind = [
                 mark
                 for mark, answer in zip(marks, judged, strict=True)
                 if answer.has_answer == has_answer
             ]
-            means = evaluate.average(of_kind) if of_kind else {}
+            means = evaluate.average_marks(of_kind) if of_kind else {}
             metrics |= {f"{prefix}_{name}": value for name, value in means.items()}
         return metrics
 
