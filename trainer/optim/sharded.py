@@ -57,7 +57,7 @@ class Fragment:
         return tensors[self.owner].view(-1).narrow(0, self.owner_start, self.numel)
 
 
-def decays(name: str, parameter: Tensor) -> bool:
+def has_weight_decay(name: str, parameter: Tensor) -> bool:
     """Returns whether weight decay applies to a parameter.
 
     It applies to matrices whose name says neither bias nor norm, as in google-research/bert.
@@ -104,7 +104,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             name: parameter for name, parameter in parameters if parameter.requires_grad
         }
         self.decays_P = torch.tensor(
-            [decays(name, parameter) for name, parameter in self._parameters.items()]
+            [has_weight_decay(name, parameter) for name, parameter in self._parameters.items()]
         )
         self._partitions: list[Tensor] | None = None  # under ZeRO-3 only
         self._carried: Tensor | None = None

@@ -74,24 +74,24 @@ class Case:
         return 2 if self.precision == "bf16" else _FP32
 
     @property
-    def whole(self) -> int:
-        """Bytes of all parameters in fp32."""
+    def parameter_bytes(self) -> int:
+        """Bytes of all parameters of the model in fp32, and so of all their gradients."""
         return _FP32 * num_parameters(self.config)
 
     @property
-    def part(self) -> float:
+    def own_parameter_bytes(self) -> float:
         """Bytes of the parameters that a rank updates, in fp32."""
-        return self.whole / self.ranks if self.zero_stage else self.whole
+        return self.parameter_bytes / self.ranks if self.zero_stage else self.parameter_bytes
 
     @property
-    def earlier(self) -> float:
+    def earlier_gradient_bytes(self) -> float:
         """Bytes of the gradients that a step has summed over its micro-batches before the last one.
 
         It is 0 if the step has a single micro-batch.
         """
         if self.micro_batches == 1:
             return 0.0
-        return self.part if self.zero_stage == 3 else self.whole
+        return self.own_parameter_bytes if self.zero_stage == 3 else self.parameter_bytes
 
     @property
     def is_partitioned(self) -> bool:
@@ -137,11 +137,11 @@ def _held(case: Case) -> dict[str, float]:
     weights = case.value_bytes * num_parameters(case.config)
     is_apart = case.zero_stage > 0 or case.precision == "bf16"
     # A checkpoint has both running means, and fp32 weights unless the model's own are fp32.
-    copies = weights + (2 if case.precision == "fp32" else 3) * case.part
+    copies = weights + (2 if case.precision == "fp32" else 3) * case.own_parameter_bytes
     return {
         "weights": weights / case.ranks if case.zero_stage == 3 else weights,
-        "fp32 weights": case.part if is_apart else 0,
-        "moments": 2 * case.part,
+        "fp32 weights": case.own_parameter_bytes if is_apart else 0,
+        "moments": 2 * case.own_parameter_bytes,
         "checkpoint copies": copies if case.is_cpu else 0,
     }
 
@@ -183,7 +183,7 @@ def _loss(case: Case) -> dict[str, float]:
     masked = 1.0 if case.config.is_causal else case.masked_share
     logit = case.value_bytes if case.is_compiled else _FP32  # plain passes copy logits to fp32
     logits = logit * case.config.vocab_size * masked * case.micro_tokens
-    kept = {"activations": activation_bytes(case), "gradients": case.earlier}
+    kept = {"activations": activation_bytes(case), "gradients": case.earlier_gradient_bytes}
     return {**kept, "logits": (2 if case.is_compiled else 3) * logits}
 
 
@@ -201,16 +201,16 @@ def _reduction(case: Case) -> dict[str, dict[str, float]]:
     if case.zero_stage == 3:
         return _reduction_of_zero3(case, tied)
     last = _last_bucket(case, tied)
-    end: dict[str, float] = {"gradients": case.whole}
-    reduction: dict[str, float] = {"gradients": case.whole}
+    end: dict[str, float] = {"gradients": case.parameter_bytes}
+    reduction: dict[str, float] = {"gradients": case.parameter_bytes}
     if case.is_partitioned:
         if case.micro_batches == 1:  # of the sums, the last bucket and those on the way are left
             # A matrix that is larger than a bucket is sent alone.
             matrix = case.config.hidden_size * case.config.intermediate_size
             left = last + MOST_ON_THE_WAY * _FP32 * max(matrix, _bucket_elements(case))
-            end = {"gradients": min(case.whole, left + case.part)}
+            end = {"gradients": min(case.parameter_bytes, left + case.own_parameter_bytes)}
         copies = 2 if case.is_cpu else 1  # Gloo copies what it sends
-        reduction = {"gradients": case.part, "buckets": copies * last}
+        reduction = {"gradients": case.own_parameter_bytes, "buckets": copies * last}
     embedding = 3 * case.value_bytes * tied
     return {
         "end of the backward pass": {**end, "gradient of the embedding": embedding},
@@ -227,7 +227,7 @@ def _last_bucket(case: Case, tied: int) -> float:
         case: The sizes.
         tied: Number of elements of the word embedding.
     """
-    return min(case.whole, _FP32 * max(tied, _bucket_elements(case)))
+    return min(case.parameter_bytes, _FP32 * max(tied, _bucket_elements(case)))
 
 
 def _bucket_elements(case: Case) -> int:
@@ -251,7 +251,7 @@ def _reduction_of_zero3(case: Case, tied: int) -> dict[str, dict[str, float]]:
     bucket = _FP32 * elements
     flat = _FP32 * max(tied, min(count, elements))
     # If all gradients are in one bucket, they are reduced at the end only.
-    gradients = case.earlier + (case.part if count > elements else 0)
+    gradients = case.earlier_gradient_bytes + (case.own_parameter_bytes if count > elements else 0)
     end = {"gradients": gradients, "buckets": bucket}
     return {
         "end of the backward pass": {
@@ -274,11 +274,11 @@ def _update(case: Case) -> dict[str, float]:
                      several ranks, parts that are sent and whole matrices that are received
     """
     copies = 3 if case.zero_stage and case.ranks > 1 else 1
-    flat = case.part * (case.zero_stage == 3)
+    flat = case.own_parameter_bytes * (case.zero_stage == 3)
     return {
-        "gradients": case.part,
+        "gradients": case.own_parameter_bytes,
         "flat gradients": flat,
-        "updates of LAMB": copies * case.part if case.optimizer == "lamb" else 0,
+        "updates of LAMB": copies * case.own_parameter_bytes if case.optimizer == "lamb" else 0,
         "matrices of Muon": _muon_matrices(case) if case.optimizer == "muon" else 0,
     }
 
