@@ -452,7 +452,14 @@ def read_beginning(
 
 
 def read_column_names(file_range: FileRange, storage_options: StorageOptions = None) -> list[str]:
-    """Returns the names of the columns of a file, from its first bytes alone."""
+    """Returns the names of the columns of a file, from its first bytes alone.
+
+    The result is empty if the file has no row, or if its first row does not follow the dialect.
+
+    Args:
+        file_range: The file; which range of it does not matter.
+        storage_options: Options of the file's filesystem.
+    """
     return read_beginning(file_range, storage_options)[1]
 
 

@@ -107,7 +107,11 @@ def format_document_list(documents: Iterable[int]) -> bytes:
 
 
 def hash_documents(documents: Iterable[int]) -> str:
-    """Returns the blake2b-64, in hex, of the bytes that `format_document_list` returns."""
+    """Returns a hash of a list of documents: blake2b-64, in hex, of `format_document_list`'s bytes.
+
+    Args:
+        documents: The first 64 bits of the id of each document, in the order of the list.
+    """
     return hashlib.blake2b(format_document_list(documents), digest_size=8).hexdigest()
 
 

@@ -34,7 +34,11 @@ def macro_f1(found: Sequence[str], expected: Sequence[str]) -> float:
 def matthews(found: Sequence[str], expected: Sequence[str]) -> float:
     """Returns the Matthews correlation for any number of classes (Gorodkin 2004).
 
-    It is 0 if all predictions, or all labels, are of one class.
+    It is between -1 and 1, and 0 if all predictions, or all labels, are of one class.
+
+    Args:
+        found: The predicted classes.
+        expected: The right class of each prediction.
     """
     labels = np.array(sorted({*found, *expected}))
     found_is_label = np.array(found)[:, None] == labels
