@@ -77,6 +77,7 @@ class ShardBuilder:
         seal = seal_documents(gathered.ids, len(gathered.tokens))
         delivered = BucketContents(seal, gathered.rows, gathered.checksum)
         metrics.observe({"documents_a_bucket": seal.documents})
+        # Every task is checked before any shard is written.
         for task in tasks:
             if delivered != task.contents:
                 raise ValueError(
@@ -102,9 +103,10 @@ class ShardBuilder:
         if task.bucket.split == "validation":  # has every document once
             rule = dataclasses.replace(rule, weights=())
         blocks = build_bucket(documents, rule, task.pass_index, task.bucket.name)
-        tokens = np.zeros(self.num_sources, np.int64)
+        source_tokens = np.zeros(self.num_sources, np.int64)
         if self.num_sources > 1:
-            blocks = count_source_tokens(blocks, documents, tokens)
+            # It is lazy: the numbers are complete when `pack_shard` has taken all blocks.
+            blocks = count_source_tokens(blocks, documents, source_tokens)
         tar, shard, table = pack_shard(
             blocks,
             task.bucket.split,
@@ -115,7 +117,7 @@ class ShardBuilder:
             task.contents.seal,
         )
         if self.num_sources > 1:
-            shard = dataclasses.replace(shard, source_tokens=tuple(tokens.tolist()))
+            shard = dataclasses.replace(shard, source_tokens=tuple(source_tokens.tolist()))
         self.output.write(task.name, tar)
         record = format_record(ShardRecord(self.settings_hash, shard, table))
         self.output.write(record_name(task.name), record)
@@ -152,8 +154,9 @@ def run_shards_job(
     """
     if not tasks:
         return
-    # A shuffle also reads each token part in a task.
-    options = pipeline_options(workers, beam_arguments, max(len(tasks), len(part_names)))
+    # A task builds a shard, or in a shuffle first reads a token part.
+    most_tasks = max(len(tasks), len(part_names))
+    options = pipeline_options(workers, beam_arguments, most_tasks)
     mode = choose_exchange(exchange, options)
     if mode == "shuffle":
         refuse_large_groups(tasks, tokens.token_dtype)

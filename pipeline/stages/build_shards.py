@@ -116,8 +116,10 @@ def make_shards(
     inputs = ShardInputs(settings, vocabulary, store, held_out)
     buckets = choose_buckets(settings, store.totals, held_out)
     names = plan_names(buckets, settings.seq_lens, settings.passes)
-    built = _without_lost(folder, _claim_folder(folder, settings, content), names)
-    if folder.exists(MANIFEST) and built.keys() >= set(names):
+    of_finished = _claim_folder(folder, settings, content)
+    built = _without_lost(folder, of_finished, names)
+    is_complete = built.keys() >= set(names)
+    if folder.exists(MANIFEST) and is_complete:
         if not folder.exists(DOCUMENT_IDS):
             _seal_buckets(inputs, buckets, folder)
         remove_leftovers(folder)  # a launch may have been killed after it wrote the manifest
@@ -162,14 +164,17 @@ def _build_missing(
     plan = dataclasses.replace(manifest, groups=groups, root_hash=UNKNOWN_HASH)
     folder.write(PLAN, plan.to_json())
     # A worker would take a shard that is lost or cut short as finished if its record stayed.
-    records = {record_name(task.name) for task in missing}
-    folder.remove(sorted(records & list_places(folder, places_of(records)).keys()))
+    records_of_missing = {record_name(task.name) for task in missing}
+    records_there = list_places(folder, places_of(records_of_missing)).keys()
+    folder.remove(sorted(records_of_missing & records_there))
 
     publisher = PassPublisher(folder, tasks, built, settings_hash, spool)
     _run_job(inputs, missing, len(tasks), settings_hash, publisher, beam_arguments)
 
     built = built | publisher.built
-    built |= read_records(folder, seals_of(_not_in(built, missing)), settings_hash, spool)
+    # The publisher reads the records of whole passes, and has last looked before the job ended.
+    not_seen = _not_in(built, missing)
+    built |= read_records(folder, seals_of(not_seen), settings_hash, spool)
     built = _without_lost(folder, built, [task.name for task in tasks])
     _refuse_lost(_not_in(built, tasks), len(tasks))
     shards = [shard for shard, _ in built.values()]
@@ -196,8 +201,13 @@ def _find_finished(
         settings_hash: Hash of the dataset's settings.
         spool: Receives the block tables of the shards whose records are read.
     """
-    seals = seals_of(tasks)
-    finished = {name: row for name, row in built.items() if seals.get(name) in (None, row[0].seal)}
+    expected_seals = seals_of(tasks)
+    finished: Built = {}
+    for name, row in built.items():
+        shard, _ = row
+        is_planned = name in expected_seals  # if not, it is of a length or pass not asked for now
+        if not is_planned or shard.seal == expected_seals[name]:
+            finished[name] = row
     missing = seals_of(_not_in(finished, tasks))
     return finished | read_records(folder, missing, settings_hash, spool)
 
@@ -227,7 +237,13 @@ def _run_job(
     store = inputs.store
     folder = settings.open_output()
     num_found = num_tasks - len(missing)
-    outputs = Outputs("shards", num_tasks, num_found, lambda: num_found + publisher.look(), folder)
+    outputs = Outputs(
+        noun="shards",
+        total=num_tasks,
+        num_found=num_found,
+        count=lambda: num_found + publisher.look(),  # counting also publishes complete passes
+        folder=folder,
+    )
     tokens = TokenParts(
         settings.open_tokens(), vocabulary.dtype.name, store.has_dropped, inputs.held_out.ids
     )
@@ -278,7 +294,7 @@ def _seal_buckets(
         _refuse_other_index(inputs, digest.hexdigest(), total_seal(sums.contents()).tokens)
 
     if folder.exists(DOCUMENT_IDS):
-        deque(walk_ids(), maxlen=0)
+        deque(walk_ids(), maxlen=0)  # takes all ids and keeps none, for the sums alone
     else:
         write_document_ids(folder, walk_ids())
     return sums.contents()
@@ -336,14 +352,19 @@ def choose_buckets(settings: BuildSettings, totals: Totals, held_out: HeldOut) -
     Raises:
         ValueError: There are too few documents for the number that the settings name.
     """
-    by_prefix = np.array(totals.documents_by_prefix, np.int64)  # train documents, by id prefix
-    prefixes = [prefix_of(document_id, len(by_prefix)) for document_id in split_ids(held_out.ids)]
-    by_prefix -= np.bincount(prefixes, minlength=len(by_prefix)).astype(np.int64)
+    num_prefixes = len(totals.documents_by_prefix)
+    all_by_prefix = np.array(totals.documents_by_prefix, np.int64)
+    prefixes = [prefix_of(document_id, num_prefixes) for document_id in split_ids(held_out.ids)]
+    held_out_by_prefix = np.bincount(prefixes, minlength=num_prefixes).astype(np.int64)
     documents = [source.documents for source in totals.sources]
     num_bytes = [source.cleaned_bytes for source in totals.sources]
     used_bytes, num_used = apply_weights(settings.weights, documents, num_bytes)
     num_buckets = choose_num_buckets(
-        by_prefix, used_bytes, settings.num_buckets, "num_buckets", num_used
+        all_by_prefix - held_out_by_prefix,
+        used_bytes,
+        settings.num_buckets,
+        "num_buckets",
+        num_used,
     )
     return plan_buckets(num_buckets, held_out.ids)
 
