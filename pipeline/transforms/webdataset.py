@@ -438,8 +438,10 @@ def write_group(group: tuple[int, Iterable[bytes]], plan: Plan, rule: ShardRule)
             f" expected none; {_ADVICE}"
         )
     hashes = [encoded[:HASH_BYTES] for encoded in ordered]
-    cuts = [bisect_left(hashes, first) for first in plan.firsts[numbers.start + 1 : numbers.stop]]
-    for shard, (begin, end) in zip(numbers, pairwise([0, *cuts, len(ordered)]), strict=True):
+    # All shards of the group but the first begin at the first hash that the plan names.
+    later_firsts = plan.firsts[numbers.start + 1 : numbers.stop]
+    bounds = [0, *(bisect_left(hashes, first) for first in later_firsts), len(ordered)]
+    for shard, (begin, end) in zip(numbers, pairwise(bounds), strict=True):
         yield write_shard(shard, ordered[begin:end], plan, rule)
 
 
@@ -535,11 +537,15 @@ def _refuse_other_bytes(rule: ShardRule, name: str, data: bytes) -> None:
 
     The file is read in ranges, so that it is not held in memory beside `data`.
     """
-    size = rule.folder.size(name)
-    is_same = size == len(data)
-    for start in range(0, size if is_same else 0, _COMPARED_BYTES):
+    size = len(data)
+
+    def is_same_from(start: int) -> bool:
         stop = min(start + _COMPARED_BYTES, size)
-        is_same = is_same and rule.folder.read_range(name, start, stop) == data[start:stop]
+        return rule.folder.read_range(name, start, stop) == data[start:stop]
+
+    is_same = rule.folder.size(name) == size and all(
+        is_same_from(start) for start in range(0, size, _COMPARED_BYTES)
+    )
     if not is_same:
         raise ValueError(f"{rule.folder.locate(name)} {_OTHER}")
 
@@ -560,8 +566,10 @@ def finish_dataset(
     """
     names = [rule.shard_name(number) for number in range(len(plan.expected))]
     ordered = sorted(written, key=lambda row: (len(row[0]), row))  # numbers may have seven digits
-    if [row[0] for row in ordered] != names:
-        examples = sorted({*names} ^ {row[0] for row in ordered}) or names
+    written_names = [row[0] for row in ordered]
+    if written_names != names:
+        missing_or_unplanned = sorted({*names} ^ {*written_names})
+        examples = missing_or_unplanned or names  # if there are none, a shard was written twice
         raise ValueError(
             f"{rule.folder.url}: {len(ordered)} shards were written, expected {len(names)}, each"
             f" once; such as {examples[0]}; {_ADVICE}"
@@ -572,7 +580,9 @@ def finish_dataset(
     if lost:
         raise ValueError(f"{rule.folder.locate(lost[0])} is not there as it was written; run again")
     _refuse_other_shards(rule, sorted(files.keys() - {*names}))
-    for name, data in (rule.wids_index, _wids_index(rows)), (rule.manifest, _manifest(rows)):
+    # The manifest is last: it says that the dataset is complete.
+    indexes = {rule.wids_index: _wids_index(rows), rule.manifest: _manifest(rows)}
+    for name, data in indexes.items():
         if name in files:
             _refuse_other_bytes(rule, name, data)
         else:
@@ -610,8 +620,12 @@ def _find_own_temporaries(rule: ShardRule, names: Iterable[str]) -> list[str]:
         rule: Says which names the files of this dataset have.
         names: Names of all files in the folder.
     """
-    begun = ((name, name.partition(TEMPORARY_MARK)[0][1:]) for name in find_temporaries(names))
-    return [name for name, target in begun if rule.is_own(target)]
+    own = []
+    for name in find_temporaries(names):
+        target = name.partition(TEMPORARY_MARK)[0].removeprefix(".")  # the file it would become
+        if rule.is_own(target):
+            own.append(name)
+    return own
 
 
 def _wids_index(rows: Sequence[Mapping[str, Any]]) -> bytes:
