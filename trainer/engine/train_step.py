@@ -7,6 +7,7 @@ Letters in shapes: B instances, T tokens and M masked tokens of a micro-batch; N
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -78,16 +79,22 @@ def begin_to_agree(
     Returns:
         A function that waits for the counts of all ranks and returns them.
     """
-    counts = [
+    instances = sum(len(batch.is_random_next) for batch in micro_batches)
+    masked = sum(len(batch.masked_labels) for batch in micro_batches)
+    tokens = sum(len(batch.input_ids) for batch in micro_batches)
+    squared_tokens = sum(
+        int(batch.cu_seqlens.diff().long().square().sum()) for batch in micro_batches
+    )
+    counts = [  # `_add_up` takes them in this order
         len(micro_batches),
-        sum(len(batch.is_random_next) for batch in micro_batches),
-        sum(len(batch.masked_labels) for batch in micro_batches),
-        sum(len(batch.input_ids) for batch in micro_batches),
-        sum(int(batch.cu_seqlens.diff().long().square().sum()) for batch in micro_batches),
+        instances,
+        masked,
+        tokens,
+        squared_tokens,
         wait_seconds,
         ranks.peak_memory_bytes(),
         elapsed_seconds,
-        *(number for pair in drawn for number in pair),
+        *chain.from_iterable(drawn),
     ]
     row = torch.tensor(counts, dtype=torch.float64)  # whole numbers stay exact to 2^53
     rows = [torch.zeros_like(row) for _ in range(ranks.world_size)]
@@ -106,10 +113,10 @@ def _add_up(rows: Sequence[Tensor]) -> StepCounts:
     Args:
         rows: The counts of each rank, float64, in the order in which `begin_to_agree` sends them.
     """
-    batches, instances, masked, tokens, squares, waits, memory, elapsed, *draws = torch.stack(
-        list(rows)
-    ).T
-    sums = [int(column.sum()) for column in draws]
+    columns = torch.stack(list(rows)).T  # for each count its values on all ranks
+    batches, instances, masked, tokens, squares, waits, memory, elapsed, *drawn = columns
+    # Instances of the first dataset, its tokens, instances of the second dataset, and so on.
+    drawn_sums = [int(column.sum()) for column in drawn]
     return StepCounts(
         num_micro_batches=int(batches.max()),
         instances=int(instances.sum()),
@@ -120,7 +127,7 @@ def _add_up(rows: Sequence[Tensor]) -> StepCounts:
         wait_seconds=float(waits.max()),
         elapsed_seconds=float(elapsed.max()),
         memory_bytes=int(memory.max()),
-        drawn=tuple(zip(sums[::2], sums[1::2], strict=True)),
+        drawn=tuple(zip(drawn_sums[::2], drawn_sums[1::2], strict=True)),
     )
 
 
@@ -178,11 +185,12 @@ def train_step(
         float64 [N + 1] on the device: sums over the global batch in the order of `PretrainingSums`,
         and then the number of ranks that must stop.
     """
-    # ZeRO-3 exchanges weights and gradients in every pass, so all ranks must make equally many.
-    missing = counts.num_micro_batches - len(micro_batches)
+    # ZeRO-3 exchanges weights and gradients in every pass. So all ranks must make equally many
+    # passes, and a rank with fewer micro-batches than others adds empty ones.
+    num_missing = counts.num_micro_batches - len(micro_batches)
+    batches = [*micro_batches, *[empty_micro_batch()] * num_missing]
     sums_N = zero_sums(ranks.device)
     gradients: Gradients = engine.gradients
-    batches = [*micro_batches, *[empty_micro_batch()] * missing]
     for num_passes, batch in enumerate(batches, start=1):
         sums = forward_sums(engine, batch, ranks.device)
         loss = sums.mlm_nll / counts.masked
@@ -196,7 +204,7 @@ def train_step(
     optimizer: ShardedOptimizer = engine.basic_optimizer
     optimizer.carry(totals)
     gradients.step(waits_for_weights)
-    if not optimizer.has_arrived():
+    if not optimizer.has_arrived():  # the optimizer needed no all-reduce that could carry them
         torch.distributed.all_reduce(totals)
     return totals
 

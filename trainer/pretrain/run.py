@@ -355,6 +355,8 @@ def _prepare(settings: PretrainSettings, chosen: dict[str, Any], ranks: Ranks) -
     mixture = open_data(
         settings.data, storage_options, wait_policy if settings.follow else None, ranks
     )
+    # Only rank 0 is sure to see the run's folder. It makes or checks the folder, decides the
+    # precision by what is in there, and tells the other ranks.
     choice: Choice | None = None
     with together(ranks):
         model_config = check_mixture(settings, mixture, ranks.world_size)
@@ -371,10 +373,11 @@ def _prepare(settings: PretrainSettings, chosen: dict[str, Any], ranks: Ranks) -
             # It refuses what DeepSpeed cannot do, before there is a folder.
             deepspeed_config(chosen, settings.zero_stage, choice.precision)
             _make_folder(settings, folder, mixture, model_config, ranks.world_size, storage_options)
-            muon_precision = settings.optimizer.muon_precision
-            warning = warn_of_slow_bf16(device, choice.precision, muon_precision)
-            for line in filter(None, (choice.message, warning)):
-                say(line)
+            if choice.message:
+                say(choice.message)
+            warning = warn_of_slow_bf16(device, choice.precision, settings.optimizer.muon_precision)
+            if warning:
+                say(warning)
     settings = with_choice(settings, ranks.from_first(choice))
     copy_run(folder, store, ranks)
     left_out = _find_left_out(settings, folder, mixture, ranks)
@@ -401,17 +404,17 @@ def _find_left_out(
     documents, and sends what it finds to all ranks. In datasets that are still being built, every
     rank looks for the instances itself, whenever a further pass appears.
     """
-    left_out: LeftOutDocuments | None = None
+    found: LeftOutDocuments | None = None
     with together(ranks):
         if ranks.rank == 0:
             documents = folder.read_left_out()
             if documents:
-                left_out = LeftOutDocuments(documents, settings.cache_dir)
-            if left_out is not None and not settings.follow:
-                lengths = [phase.seq_len for phase in settings.phases]
-                left_out = left_out.look_into(mixture, lengths)
-    of_first: LeftOutDocuments | None = ranks.from_first(left_out)
-    return of_first
+                found = LeftOutDocuments(documents, settings.cache_dir)
+                if not settings.follow:
+                    lengths = [phase.seq_len for phase in settings.phases]
+                    found = found.look_into(mixture, lengths)
+    left_out: LeftOutDocuments | None = ranks.from_first(found)
+    return left_out
 
 
 def decide_precision(
@@ -472,28 +475,46 @@ def _make_folder(
     """
     is_new = not folder.facts.is_file()
     weights: str | None = None
-    found = _Trunk()
+    trunk = _Trunk()
     if is_new and settings.init_from is not None:
         weights = resolve_model(settings.init_from)
     elif is_new and settings.continue_from is not None:
-        found = find_trunk(settings, mixture, storage_options)
-    trunk = found.facts
-    settings = follow_masking(settings, masking_of_trunk(folder, trunk))
-    if not is_new:
-        left_out = choose_left_out(settings, folder.read_left_out(), may_grow=False)
+        trunk = find_trunk(settings, mixture, storage_options)
+    settings = follow_masking(settings, masking_of_trunk(folder, trunk.facts))
+    if is_new:
+        left_out = choose_left_out(settings, trunk.left_out, may_grow=True)
+        _check_left_out(settings, left_out, trunk, mixture)
     else:
-        left_out = choose_left_out(settings, found.left_out, may_grow=True)
-        if left_out != found.left_out and not settings.follow:
-            datasets = [source.dataset for source in mixture]
-            refuse_unknown(datasets, left_out, str(settings.leave_out), settings.cache_dir)
-        if left_out:
-            documents = LeftOutDocuments(left_out, settings.cache_dir)
-            if not settings.follow:
-                # It refuses a list that leaves nothing of a pass, of any phase.
-                lengths = [phase.seq_len for phase in settings.phases]
-                documents = documents.look_into(mixture, lengths)
-            leave_out(found.position, documents, mixture, WaitPolicy())
-    prepare_run(settings, mixture, model_config, world_size, weights, trunk, left_out)
+        left_out = choose_left_out(settings, folder.read_left_out(), may_grow=False)
+    prepare_run(settings, mixture, model_config, world_size, weights, trunk.facts, left_out)
+
+
+def _check_left_out(
+    settings: PretrainSettings, left_out: tuple[int, ...], trunk: _Trunk, mixture: Mixture
+) -> None:
+    """Checks the documents that a new run leaves out.
+
+    Args:
+        settings: The settings of the run. If its datasets are still being built (`follow`), their
+            documents are not known, and only the last check of those below is made.
+        left_out: The documents that the run leaves out, by the first 64 bits of their ids.
+        trunk: What the run takes over from its trunk.
+        mixture: The datasets.
+
+    Raises:
+        ValueError: A document is in none of the datasets, all instances of a pass would be left
+            out, or the trunk has read an instance of one of the documents.
+    """
+    if left_out != trunk.left_out and not settings.follow:
+        datasets = [source.dataset for source in mixture]
+        refuse_unknown(datasets, left_out, str(settings.leave_out), settings.cache_dir)
+    if left_out:
+        documents = LeftOutDocuments(left_out, settings.cache_dir)
+        if not settings.follow:
+            # It refuses a list that leaves nothing of a pass, of any phase.
+            lengths = [phase.seq_len for phase in settings.phases]
+            documents = documents.look_into(mixture, lengths)
+        leave_out(trunk.position, documents, mixture, WaitPolicy())  # only its errors matter here
 
 
 def choose_left_out(
@@ -634,7 +655,7 @@ def open_data(
     if wait_policy:
         return mixture
     opened = ranks.from_first(opened)
-    return mixture or open_mixture_again(opened, options)
+    return mixture or open_mixture_again(opened, options)  # rank 0 has its mixture already
 
 
 def read_position(checkpoint: Path) -> Position:
@@ -711,13 +732,16 @@ def find_trunk(
         check_trunk(run, follow_masking(settings, masking), mixture)
         facts = run.read_facts()
         left_out = run.read_left_out()
-    root_hashes = [dataset["root_hash"] for dataset in facts["datasets"]]
-    trunk = {"run": store.url, "step": position.step, "root_hashes": root_hashes, "id": facts["id"]}
-    if "@" in masking:
-        trunk["masking"] = masking
-    inherited = ("base_model", "init_from_revision")
-    of_run = {key: facts[key] for key in inherited if key in facts} | {"trunk": trunk}
-    return _Trunk(of_run, left_out, position)
+    about_trunk = {
+        "run": store.url,
+        "step": position.step,
+        "root_hashes": [dataset["root_hash"] for dataset in facts["datasets"]],
+        "id": facts["id"],
+    }
+    if "@" in masking:  # the share moves, over a number of steps that the new run must keep
+        about_trunk["masking"] = masking
+    inherited = {key: facts[key] for key in ("base_model", "init_from_revision") if key in facts}
+    return _Trunk(inherited | {"trunk": about_trunk}, left_out, position)
 
 
 def masking_of_trunk(folder: RunFolder, found: Mapping[str, Any] | None = None) -> str | None:
