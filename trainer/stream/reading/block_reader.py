@@ -187,11 +187,17 @@ class BlockReader:
             return held
         requested = held.blocks
         bodies = held.bodies.result()
-        number = key & (1 << _BLOCK_BITS) - 1
-        body = bodies[number - requested.first]
-        where = requested.locate(number)
-        manifest = requested.dataset.manifest
-        block = unpack_block(body, requested.table, number, requested.shard, manifest, where)
+        _, number = _split_key(key)
+        index = number - requested.first
+        block = unpack_block(
+            bodies[index],
+            requested.table,
+            number,
+            requested.shard,
+            requested.dataset.manifest,
+            requested.locate(number),
+        )
+        # Rows of several blocks are gathered into one array, so all must have the same type.
         token_dtype = block.input_ids.dtype
         self._token_dtype = self._token_dtype or token_dtype
         if token_dtype != self._token_dtype:
@@ -200,7 +206,7 @@ class BlockReader:
                 f" blocks of {self._token_dtype}; verify the dataset"
             )
         self._held[key] = block
-        bodies[number - requested.first] = b""
+        bodies[index] = b""  # frees the stored bytes
         return block
 
     def table(self, shard: int) -> "Future[BlockTable]":
@@ -229,8 +235,10 @@ class BlockReader:
             keys: Keys of blocks, in the order in which they are needed.
         """
         new_keys = [key for key in keys if key not in self._held]
-        for shard in dict.fromkeys(key >> _BLOCK_BITS for key in new_keys):
-            self.table(shard)  # of all shards at once: each is a round trip
+        # All tables are asked for before the first is waited for, as each is a round trip.
+        shards = [_split_key(key)[0] for key in new_keys]
+        for shard in dict.fromkeys(shards):
+            self.table(shard)
         requests = join_blocks(
             new_keys,
             self._shards,
@@ -269,12 +277,15 @@ class BlockReader:
             ShardReadError: Bytes could not be read, or do not match the block table.
             ValueError: Bytes are not a block of their shard.
         """
-        ahead: deque[StepT] = deque()
+        ahead: deque[StepT] = deque()  # planned steps that are not gathered yet
         last_use: dict[int, int] = {}  # the number of the last planned step that needs a block
         num_planned = 0
-        num_new = 0
+        num_new = 0  # number of steps that were planned last
         most_steps = LOOKAHEAD_STEPS
         while True:
+            # The next steps are planned when half of those that were planned last are gathered. So
+            # there are always blocks on their way, and at most those of two plans are held, each of
+            # half of the buffer.
             if 2 * len(ahead) <= num_new:
                 new = self._plan(planned, max(most_steps, min_steps), min_steps)
                 num_new = len(new)
@@ -282,18 +293,24 @@ class BlockReader:
                 for number, step in enumerate(new, num_planned):
                     last_use |= dict.fromkeys(step.keys, number)
                 num_planned += num_new
-                self.ask(dict.fromkeys(chain.from_iterable(step.keys for step in new)))
+                needed = chain.from_iterable(step.keys for step in new)
+                self.ask(dict.fromkeys(needed))
                 ahead.extend(new)
             if not ahead:
                 return
 
+            # At most a quarter of a plan is gathered at once: a longer group would go on past the
+            # point at which the next steps should be planned. After the last plan there is none.
             is_last_plan = num_new == 0
-            taken = self._take(ahead, len(ahead) if is_last_plan else max(1, num_new // 4))
+            most_taken = len(ahead) if is_last_plan else max(1, num_new // 4)
+            taken = self._take(ahead, most_taken)
             gathered = self._gather(taken)
 
             num_done = num_planned - len(ahead)
-            for key in [key for key, number in last_use.items() if number < num_done]:
-                del last_use[key], self._held[key]
+            unneeded = [key for key, number in last_use.items() if number < num_done]
+            for key in unneeded:
+                del last_use[key]
+                del self._held[key]
             yield taken, gathered
 
     def close(self, seconds: float = 1.0) -> None:
@@ -336,7 +353,8 @@ class BlockReader:
         for step in planned:
             steps.append(step)
             for key in {*step.keys} - keys:
-                shard = self._shards[key >> _BLOCK_BITS][1]
+                shard_index, _ = _split_key(key)
+                _, shard = self._shards[shard_index]
                 num_blocks = -(-shard.instances // block_instances(shard.seq_len))
                 num_bytes += _UNPACKED_FACTOR * shard.num_bytes / num_blocks
             keys |= {*step.keys}
@@ -466,18 +484,23 @@ def join_blocks(
     Returns:
         For each request the key of its first block, and the blocks that it reads.
     """
-    requests: dict[int, BlockRange] = {}
-    first_key_of: dict[int, int] = {}  # for the key of a block: the request that it would extend
+    requests: dict[int, BlockRange] = {}  # by the key of the first block of each
+    # For the key of the block that would extend a request: the first key of that request.
+    extends: dict[int, int] = {}
     for key in keys:
-        shard, block = divmod(key, 1 << _BLOCK_BITS)
-        first_key = first_key_of.pop(key, key)
-        alone = BlockRange(*shards[shard], table_of(shard), block, block + 1)
-        joined = alone
-        if first_key in requests:
-            joined = requests[first_key]._replace(stop=block + 1)
-        if joined.stop_byte - joined.start_byte > max_read_bytes:
-            first_key = key
-            joined = alone
-        requests[first_key] = joined
-        first_key_of[key + 1] = first_key
-    return [*requests.items()]
+        shard, block = _split_key(key)
+        first_key = key
+        request = BlockRange(*shards[shard], table_of(shard), block, block + 1)
+        if key in extends:
+            longer = requests[extends[key]]._replace(stop=block + 1)
+            if longer.stop_byte - longer.start_byte <= max_read_bytes:
+                first_key = extends[key]
+                request = longer
+        requests[first_key] = request
+        extends[key + 1] = first_key
+    return list(requests.items())
+
+
+def _split_key(key: int) -> tuple[int, int]:
+    """Returns the index of a block's shard, and the index of the block in it (`block_keys`)."""
+    return divmod(key, 1 << _BLOCK_BITS)
