@@ -23,6 +23,7 @@ import reprlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from pipeline.documents import Document
 from pipeline.jobs import metrics
@@ -103,6 +104,12 @@ def add_tallies(tallies: Iterable[tuple[int, str]]) -> tuple[int, str]:
 def size_of_document(document: Document) -> int:
     """Returns the number of a document's characters plus 1, so that an empty one has a size too."""
     return 1 + len(document.text)
+
+
+def size_of_given(document: Any) -> int:
+    """Returns the number of characters of what a user gave as a document; 0 if it is none."""
+    text = getattr(document, "text", document)
+    return len(text) if isinstance(text, str) else 0
 
 
 def size_of_list(documents: DocumentList[Document]) -> int:

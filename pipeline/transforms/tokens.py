@@ -55,6 +55,7 @@ from pipeline.storage.quoting import quote
 from pipeline.storage.secret_values import hide
 from pipeline.tokens.document_lists import DocumentList
 from pipeline.tokens.token_parts import TokenizedDocument
+from pipeline.transforms.bundle_output import log_large_bundles
 from pipeline.transforms.gathered_documents import (
     add_hashes,
     add_sizes,
@@ -64,6 +65,7 @@ from pipeline.transforms.gathered_documents import (
     join_lists,
     measure_list,
     size_of_document,
+    size_of_given,
     tally_document,
     to_document,
     to_group,
@@ -227,7 +229,9 @@ class WriteTokens(
         names = [source.name for source in settings.corpus]
         # The steps after this one wait for the claim too. Only small elements pass between them.
         convert = beam.Map(to_document, names, claimed).with_output_types(Document)
-        converted = in_one_window(documents, self) | "ToDocuments" >> convert
+        # ToDocuments reads a side input, so all documents are sent to the runner before it.
+        given = log_large_bundles(in_one_window(documents, self), size_of_given)
+        converted = given | "ToDocuments" >> convert
         tally = (
             converted
             | "TallyDocuments" >> beam.Map(tally_document)

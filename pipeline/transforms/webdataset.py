@@ -43,6 +43,7 @@ from pipeline.shards.shard_file import end_of_tar
 from pipeline.storage.folder import Folder
 from pipeline.storage.local import TEMPORARY_MARK, find_temporaries
 from pipeline.storage.secret_values import hide
+from pipeline.transforms.bundle_output import log_large_bundles
 from pipeline.transforms.encoded_samples import (
     DOUBLED_KEY,
     HASH_BYTES,
@@ -256,6 +257,7 @@ class WriteToWebDataset(
         _refuse_other_dataset(rule)
         encode = beam.ParDo(EncodeSamples(rule)).with_output_types(bytes)
         encoded, not_encoded = _apply(in_one_window(samples, self), "EncodeSamples", encode, rule)
+        encoded = log_large_bundles(encoded, len)
         plan = beam.pvalue.AsSingleton(
             encoded
             | "ToSizeRows" >> beam.Map(to_size_row, rule).with_output_types(tuple[int, bytes])
