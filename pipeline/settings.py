@@ -342,7 +342,7 @@ class BuildSettings:
             min_characters=self.min_characters,
             max_characters=self.max_characters,
             languages=tuple(self.languages),
-            own=tuple(self.filter),
+            functions=tuple(self.filter),
         )
 
     @property

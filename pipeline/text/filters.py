@@ -13,9 +13,10 @@ from typing import Any
 from pipeline.documents import Document
 from pipeline.documents.counts import WORDS_OF_REASONS
 
-OwnFilter = Callable[[str], Any]
+FilterFunction = Callable[[str], Any]
 _REASON = re.compile("[a-z0-9_-]{1,40}")
-_WITH_OWN_CONTENT = ("languages", "language_threshold", "own")  # not just their values
+_DESCRIBED = ("languages", "language_threshold", "functions")
+"""Fields of FilterRule for which `content` has more than their values, or other names."""
 _EXPECTED = (
     "expected None or True to keep the document, or why it is dropped as a string of"
     f" {_REASON.pattern}"
@@ -34,16 +35,16 @@ class FilterRule:
         languages: Codes of the languages that are kept; empty for all.
         language_threshold: A document is kept if the probabilities of its being in any of the
             `languages` add up to at least this.
-        own: The user's own functions as "module:function". Each gets the cleaned text, and returns
-            None or True to keep the document, or a reason to drop it, such as "no_verbs". They are
-            called in this order until one returns a reason.
+        functions: The user's own functions as "module:function". Each gets the cleaned text, and
+            returns None or True to keep the document, or a reason to drop it, such as "no_verbs".
+            They are called in this order until one returns a reason.
     """
 
     min_characters: int = 0
     max_characters: int | None = None
     languages: tuple[str, ...] = ()
     language_threshold: float = 0.5
-    own: tuple[str, ...] = ()
+    functions: tuple[str, ...] = ()
 
     @property
     def keeps_all(self) -> bool:
@@ -60,7 +61,7 @@ class FilterRule:
         content: dict[str, Any] = {}
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name not in _WITH_OWN_CONTENT and value != field.default:
+            if field.name not in _DESCRIBED and value != field.default:
                 content[field.name] = value
         if self.languages:
             from pipeline.text.languages import describe_method
@@ -68,8 +69,8 @@ class FilterRule:
             content["languages"] = sorted(set(self.languages))
             content["language_threshold"] = self.language_threshold
             content["language_method"] = describe_method()
-        if self.own:
-            content["filter"] = [describe_filter(name) for name in self.own]
+        if self.functions:
+            content["filter"] = [describe_filter(name) for name in self.functions]
         return content
 
 
@@ -86,7 +87,7 @@ class DocumentFilter:
             ValueError: A function cannot be imported, or the model does not know a language.
         """
         self._rule = rule
-        self._own = [(name, load_filter(name)) for name in rule.own]
+        self._functions = [(name, load_filter(name)) for name in rule.functions]
         if rule.languages:
             from pipeline.text.languages import check_languages
 
@@ -110,14 +111,14 @@ class DocumentFilter:
             shares = language_shares(document.text)
             if sum(shares[code] for code in sorted(set(rule.languages))) < rule.language_threshold:
                 return "language"
-        for name, function in self._own:
+        for name, function in self._functions:
             reason = call_filter(name, function, document)
             if reason:
                 return reason
         return None
 
 
-def load_filter(name: str) -> OwnFilter:
+def load_filter(name: str) -> FilterFunction:
     """Imports the function that "module:function" names.
 
     Raises:
@@ -137,8 +138,8 @@ def load_filter(name: str) -> OwnFilter:
     function = getattr(module, function_name, None)
     if function is None or not callable(function):
         raise ValueError(f"filter {name}: {module_name} has no function {function_name}")
-    own_filter: OwnFilter = function
-    return own_filter
+    filter_function: FilterFunction = function
+    return filter_function
 
 
 def describe_filter(name: str) -> str:
@@ -153,7 +154,7 @@ def describe_filter(name: str) -> str:
     return name if version is None else f"{name} {version}"
 
 
-def call_filter(name: str, function: OwnFilter, document: Document) -> str | None:
+def call_filter(name: str, function: FilterFunction, document: Document) -> str | None:
     """Calls a user's filter with the text of a document.
 
     A filter returns None or True to keep the document. To drop it, the filter returns a reason, a

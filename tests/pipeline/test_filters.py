@@ -86,7 +86,7 @@ def test_a_rule_at_its_defaults_keeps_all_and_says_nothing():
         ({"min_characters": 3}, {"min_characters": 3}),
         ({"max_characters": 0}, {"max_characters": 0}),
         ({"min_characters": 0, "max_characters": None}, {}),
-        ({"own": ("os.path:basename",)}, {"filter": ["os.path:basename"]}),
+        ({"functions": ("os.path:basename",)}, {"filter": ["os.path:basename"]}),
     ],
 )
 def test_a_filter_that_is_on_is_in_the_content(rule, content):
@@ -147,8 +147,8 @@ def test_declarations_of_human_rights_are_in_their_languages(shared_data):
 
 
 def test_a_filter_is_asked_with_the_text(own_filters):
-    rule = FilterRule(own=(f"{own_filters}:keep_all", f"{own_filters}:keep_rivers"))
-    assert rule.content() == {"filter": [f"{name} 2" for name in rule.own]}
+    rule = FilterRule(functions=(f"{own_filters}:keep_all", f"{own_filters}:keep_rivers"))
+    assert rule.content() == {"filter": [f"{name} 2" for name in rule.functions]}
     texts = ("A river.", "A hill.", "No hill.")
     documents = [Document(text, f"a:{number}") for number, text in enumerate(texts, 1)]
     found = filter_documents(DocumentList("p", 0, True, documents), DocumentFilter(rule))
@@ -213,7 +213,7 @@ def test_reasons_are_kinds_and_not_texts(own_filters):
     documents = [Document(f"text {number}", f"a:{number}") for number in range(200)]
     own = DocumentList("p", 0, True, documents)
     with pytest.raises(ValueError, match="reason number 101"):
-        filter_documents(own, DocumentFilter(FilterRule(own=(f"{own_filters}:chatter",))))
+        filter_documents(own, DocumentFilter(FilterRule(functions=(f"{own_filters}:chatter",))))
 
 
 @pytest.mark.processes
