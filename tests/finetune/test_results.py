@@ -1,13 +1,14 @@
 """Metrics against numbers worked by hand, means over seeds, the table, and what is refused."""
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
 
 from trainer.finetune.batches import Recipe
 from trainer.finetune.measures import accuracy, f1, macro_f1, matthews, pearson, spearman
-from trainer.finetune.results import format_table, read_finished, summarize
+from trainer.finetune.results import find_precision, format_table, read_finished, summarize
 from trainer.runs.continuing import lock_folder
 
 FOUND = ["1", "1", "1", "0", "0", "1"]
@@ -59,6 +60,55 @@ def test_a_run_that_was_made_before_the_main_metric_existed_is_named(tmp_path):
         read_finished(tmp_path, [recipe], prepared, {})
 
 
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"name": 3}, "name is 3, expected a text"),
+        ({"epochs": "x"}, "epochs is 'x', expected a whole number"),
+        ({"peak_lr": None}, "peak_lr is None, expected a number"),
+        ({"metrics": 3}, "metrics is 3, expected an object"),
+        ({"metrics": {"matched": 3}}, "metrics.matched is 3, expected an object"),
+        ({"metrics": {"matched": {"accuracy": "x"}}}, "accuracy is 'x', expected a number"),
+        ({"metrics": {"other": {"accuracy": 0.5}}}, "metrics lacks matched"),
+        ({"made_with": []}, "made_with is [], expected an object"),
+    ],
+)
+def test_values_of_wrong_types_are_named(tmp_path, changed, says):
+    recipe = Recipe(16, 2e-5, 3, seed=0)
+    path = tmp_path / "runs" / f"{recipe.name}.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps(run(16, 0, 0.5, 0.25) | changed))
+    task = SimpleNamespace(main_metric="accuracy")
+    prepared = SimpleNamespace(task=task, files={"validation": [SimpleNamespace(name="matched")]})
+    with pytest.raises(ValueError, match=f"{re.escape(str(path))} .*{re.escape(says)}"):
+        read_finished(tmp_path, [recipe], prepared, {})
+
+
+def test_a_value_that_a_run_lacks_is_named(tmp_path):
+    path = tmp_path / "runs" / "a.json"
+    path.parent.mkdir()
+    content = run(16, 0, 0.5, 0.25)
+    del content["epochs"]
+    path.write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=r"a\.json is damaged: epochs is missing; delete it"):
+        find_precision(tmp_path)
+    path.write_text(json.dumps(run(16, 0, 0.5, 0.25) | {"made_with": {"precision": 3}}))
+    with pytest.raises(ValueError, match=r"a\.json is damaged: precision is 3, expected fp32 or"):
+        find_precision(tmp_path)
+
+
+def test_a_best_model_that_was_damaged_is_named(tmp_path):
+    (tmp_path / "best").mkdir()
+    (tmp_path / "best/config.json").write_text('{"beambert": {"finetuned": 3}}')
+    says = r"best is damaged: config.json.beambert.finetuned is 3, expected an object; delete"
+    prepared = SimpleNamespace(
+        task=SimpleNamespace(main_metric="accuracy"),
+        files={"validation": [SimpleNamespace(name="matched")]},
+    )
+    with pytest.raises(ValueError, match=says):
+        read_finished(tmp_path, [], prepared, {})
+
+
 def test_an_output_that_is_a_file_is_refused_by_name(tmp_path):
     (tmp_path / "dev.tsv").write_text("sentence\tlabel\n")
     with pytest.raises(FileExistsError, match=r"dev\.tsv is a file, expected a folder"):
@@ -73,7 +123,7 @@ def test_runs_of_other_settings_and_damaged_ones_are_named(tmp_path):
     says = r"seed0\.json is damaged.*delete it, and this run is made"
     with pytest.raises(ValueError, match=says):
         read_finished(tmp_path, [recipe], None, {"seq_len": 16})
-    path.write_text('{"made_with": {"seq_len": 16}}')
+    path.write_text(json.dumps(run(16, 0, 0.5, 0.25) | {"made_with": {"seq_len": 16}}))
     with pytest.raises(ValueError, match="other settings: seq_len was 16 and is now 12"):
         read_finished(tmp_path, [recipe], None, {"seq_len": 12})
 

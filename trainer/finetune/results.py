@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from trainer.conversion.export import read_json
 from trainer.conversion.initial_weights import hash_state
@@ -15,7 +15,7 @@ from trainer.finetune.prepare import Prepared
 from trainer.finetune.settings import SEARCHED, FinetuneSettings
 from trainer.process.precision import Precision
 from trainer.runs.continuing import Continuable
-from trainer.runs.json_files import parse_object, to_json
+from trainer.runs.json_files import parse_object, to_json, wrong_types
 
 Run = dict[str, Any]
 """A finished run as it is written to OUTPUT/runs.
@@ -42,6 +42,14 @@ FINETUNING = Continuable(
 _SETTING = ("global_batch", "peak_lr", "epochs")
 """The searched settings but the seed. Metrics are averaged over runs that agree in these three."""
 _REMEDY = "delete it, and this run is made again"
+_RUN_TYPES: dict[str, Any] = {
+    "name": str,
+    "global_batch": int,
+    "peak_lr": float,
+    "epochs": int,
+    "metrics": {},
+}
+"""The values of a finished run that a later launch uses, with their types, as in `wrong_types`."""
 _UNREPRODUCIBLE = ("train_seconds", "made_with")
 """Facts of a run that are not written to results.json."""
 
@@ -87,10 +95,12 @@ def find_precision(output: Path) -> Precision | None:
         ValueError: A run is damaged.
     """
     for path in sorted((output / "runs").glob("*.json")):
-        run = parse_object(path.read_bytes(), str(path), _REMEDY)
-        precision: Precision | None = run.get("made_with", {}).get("precision")
-        if precision is not None:
+        precision: Precision | None = _read_run(path).get("made_with", {}).get("precision")
+        if precision in get_args(Precision):
             return precision
+        if precision is not None:
+            says = f"precision is {precision!r}, expected {' or '.join(get_args(Precision))}"
+            raise ValueError(f"{path} is damaged: {says}; {_REMEDY}")
     return None
 
 
@@ -116,8 +126,11 @@ def read_finished(
     for recipe in recipes:
         path = output / "runs" / f"{recipe.name}.json"
         if path.is_file():
-            run = parse_object(path.read_bytes(), str(path), _REMEDY)
+            run = _read_run(path)
             FINETUNING.check_settings(str(path), run.get("made_with", {}), made_with)
+            for file in prepared.files["validation"]:
+                if file.name not in run["metrics"]:
+                    raise ValueError(f"{path} is damaged: metrics lacks {file.name}; {_REMEDY}")
             metric = prepared.task.main_metric
             if any(metric not in metrics for metrics in run["metrics"].values()):
                 lacks = f"lacks the metric {metric}, because an earlier version of this program"
@@ -126,11 +139,41 @@ def read_finished(
     best = best_run(list(finished.values()), prepared)
     exported_name = None
     if (output / "best" / CONFIG).is_file():
-        provenance = read_json(str(output / "best"), CONFIG).get(PROVENANCE_KEY, {})
-        exported_name = provenance.get("finetuned", {}).get("run")
+        settings = read_json(str(output / "best"), CONFIG)
+        shape = {PROVENANCE_KEY: {"finetuned": {"run": str}}}
+        for problem in wrong_types(settings, shape, CONFIG):
+            remedy = "delete the folder, and its run is made again"
+            raise ValueError(f"{output / 'best'} is damaged: {problem}; {remedy}")
+        exported_name = settings.get(PROVENANCE_KEY, {}).get("finetuned", {}).get("run")
     if best is not None and best["name"] != exported_name:
         del finished[best["name"]]
     return finished
+
+
+def _read_run(path: Path) -> Run:
+    """Returns a finished run of an earlier launch.
+
+    Raises:
+        ValueError: The file is damaged: it is not JSON, lacks a value that is used, or has a value
+            of another type.
+    """
+    run = parse_object(path.read_bytes(), str(path), _REMEDY)
+    metrics = run.get("metrics")
+    files = metrics if isinstance(metrics, dict) else {}
+    shape = {
+        **_RUN_TYPES,
+        "made_with": {},
+        "metrics": {
+            file: dict.fromkeys(values, float) if isinstance(values, dict) else {}
+            for file, values in files.items()
+        },
+    }
+    problems = [f"{name} is missing" for name in _RUN_TYPES if name not in run]
+    for name in shape.keys() & run.keys():
+        problems += wrong_types(run[name], shape[name], name)
+    if problems:
+        raise ValueError(f"{path} is damaged: {', '.join(sorted(problems))}; {_REMEDY}")
+    return run
 
 
 def best_run(runs: Sequence[Run], prepared: Prepared) -> Run | None:

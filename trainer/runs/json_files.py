@@ -13,6 +13,9 @@ import yaml
 from pipeline.storage.json_files import parse_object as parse_object  # re-exported
 
 _LONGEST_SHOWN = 60
+_WORDS = {
+    dict: "an object", list: "a list", str: "a text", int: "a whole number", float: "a number",
+}  # fmt: skip
 
 
 def to_json(values: Mapping[str, Any]) -> bytes:
@@ -59,14 +62,15 @@ def wrong_types(value: Any, shape: Any, name: str) -> Iterator[str]:
 
     Args:
         value: The parsed value.
-        shape: The expected types: a type; a list of one shape, which every item must have; or a
-            dict of shapes by key. A key may be absent, and keys without a shape are not checked.
+        shape: The expected types: str, int or float (any number); a list of one shape, which every
+            item must have; or a dict of shapes by key. A key may be absent, and keys without a
+            shape are not checked.
         name: The value's key in the file, for the message.
     """
     kind: Any = shape if isinstance(shape, type) else type(shape)
-    if not isinstance(value, kind):
-        expected = {dict: "an object", list: "a list", str: "a text"}[kind]
-        yield f"{name} is {repr(value)[:_LONGEST_SHOWN]}, expected {expected}"
+    is_number = kind is float and isinstance(value, int)
+    if not (is_number or isinstance(value, kind)):
+        yield f"{name} is {repr(value)[:_LONGEST_SHOWN]}, expected {_WORDS[kind]}"
     elif isinstance(shape, list):
         for index, item in enumerate(value):
             yield from wrong_types(item, shape[0], f"{name}[{index}]")
