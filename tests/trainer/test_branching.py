@@ -131,7 +131,7 @@ def test_what_contradicts_the_trunk_is_refused_and_nothing_is_begun(
     phases = [STABLE | {"steps": 4, "global_batch": batch}, DECAY]
     run = command(data, tmp_path / "run", phases, continue_from=f"{trunk}{at}", **changed)
     assert said in launch(OURS, run, 1, expected=2)
-    assert not (tmp_path / "run/run.json").exists()
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_position_is_placed_among_other_phases():

@@ -355,3 +355,19 @@ def test_a_mixture_is_trained_measured_and_continued_past_skipped_data(data, tmp
     assert (big["instances"], small["instances"], measured["instances"]) == (60, 20, 80)
     assert measured["mlm_loss"] == pytest.approx((3 * big["mlm_loss"] + small["mlm_loss"]) / 4)
     assert "  small: validation MLM loss" in said
+
+
+def test_a_run_that_is_refused_leaves_only_what_was_there(data, tmp_path):
+    """The weights are read last of all, after the run's folder is made."""
+    (tmp_path / "weights").mkdir()
+    refused = {"init_from": str(tmp_path / "weights")}
+    output = tmp_path / "runs" / "first" / "run"
+    (tmp_path / "runs").mkdir()
+    arguments = tiny_run.write_config(tmp_path / "run", data, **refused)
+    said = launch(OURS, [*arguments, "--output", str(output)], 1, expected=2)
+    assert "weights holds nothing; " in said
+    assert list((tmp_path / "runs").iterdir()) == []
+
+    output.mkdir(parents=True)
+    launch(OURS, [*arguments, "--output", str(output)], 1, expected=2)
+    assert output.is_dir(), "it was there before"

@@ -92,4 +92,4 @@ def test_bad_pairs_end_the_run_before_it_trains(folder, tmp_path):
     arguments = write_config(tmp_path / "run", folder / "data", **settings)
     said = launch(OURS, arguments, 2, expected=2)
     assert "bad.jsonl:1: has no sentence_bad, found sentence_good" in said
-    assert not (tmp_path / "run/metrics.jsonl").exists()
+    assert not (tmp_path / "run").exists()

@@ -1,5 +1,6 @@
 """Puts a run together on one rank, from its settings, its datasets and its newest checkpoint."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,6 +55,7 @@ from trainer.settings import Phase, PretrainSettings
 from trainer.stream.known import KnownPasses
 from trainer.stream.left_out import LeftOutDocuments
 from trainer.stream.order.source import Mixture, open_mixture, open_mixture_again, opened_mixture
+    remove_run,
 from trainer.stream.order.state import parse_state
 from trainer.stream.step import RankStep
 from trainer.watch.gauge import Gauge
@@ -285,10 +287,31 @@ def open_run(settings: PretrainSettings, chosen: dict[str, Any], ranks: Ranks) -
         The run, or None if all its steps are made.
 
     Raises:
-        ValueError: Settings, data and checkpoint do not fit together. Raised on every rank.
+        ValueError: Settings, data and checkpoint do not fit together. Raised on every rank. If the
+            run is new, nothing is left of its folder.
         FileNotFoundError: A dataset is missing, or the run that `continue_from` names.
     """
-    prepared = _prepare(settings, chosen, ranks)
+    with contextlib.ExitStack() as removal:
+        run = _open_run(settings, chosen, ranks, removal)
+        removal.pop_all()
+    return run
+
+
+def _open_run(
+    settings: PretrainSettings,
+    chosen: dict[str, Any],
+    ranks: Ranks,
+    removal: contextlib.ExitStack,
+) -> Run | None:
+    """Does the work of `open_run`.
+
+    Args:
+        settings: The settings of the run.
+        chosen: As `open_run` takes it.
+        ranks: All ranks.
+        removal: Gets what removes the folder of a new run, to be called if an error is raised.
+    """
+    prepared = _prepare(settings, chosen, ranks, removal)
     settings = prepared.settings
     folder = prepared.folder
     start = _find_start(prepared)
@@ -341,10 +364,15 @@ def open_run(settings: PretrainSettings, chosen: dict[str, Any], ranks: Ranks) -
     )
 
 
-def _prepare(settings: PretrainSettings, chosen: dict[str, Any], ranks: Ranks) -> _Prepared:
+def _prepare(
+    settings: PretrainSettings,
+    chosen: dict[str, Any],
+    ranks: Ranks,
+    removal: contextlib.ExitStack,
+) -> _Prepared:
     """Opens the data, checks the settings against them, and makes or checks the run's folder.
 
-    All ranks call this together.
+    All ranks call this together. The arguments are those of `_open_run`.
     """
     device = weakest(ranks.gather(describe_device(ranks.device)))
     folder = RunFolder(Path(settings.output))
@@ -365,7 +393,9 @@ def _prepare(settings: PretrainSettings, chosen: dict[str, Any], ranks: Ranks) -
         if settings.checkpoint.url is not None:
             store = CheckpointStore(settings.checkpoint.url, storage_options)
         if ranks.rank == 0:
-            lock_run(folder)
+            existing = lock_run(folder)
+            if existing is not None and not folder.facts.is_file():
+                removal.callback(remove_run, folder, existing)
             if store is not None:
                 restore_run(folder, store)
             choice = decide_precision(settings, device, storage_options)
@@ -391,6 +421,8 @@ def _prepare(settings: PretrainSettings, chosen: dict[str, Any], ranks: Ranks) -
         wait_policy=wait_policy,
         folder=folder,
         saved=RunCheckpoints(folder, store, ranks, settings.checkpoint.skip_damaged, say),
+            if folder.facts.is_file():
+                removal.pop_all()  # the run was begun earlier
         left_out=left_out,
     )
 

@@ -5,6 +5,7 @@ config.yaml has the settings of the run. run.json has its model, launches and da
 
 import hashlib
 import secrets
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from pipeline.shards.growing import UNKNOWN_HASH
 from pipeline.shards.instance_kind import INSTANCES, SEGMENT_PAIRS
 from pipeline.storage.folder import parse_storage_options
 from pipeline.storage.hub import revision_of
-from pipeline.storage.local import replace_file
+from pipeline.storage.local import remove_empty_folders, replace_file
 from pipeline.storage.secret_values import hide_in
 from tokenizer.word_rule import WordRule
 from trainer.model.config import BertConfig
@@ -231,16 +232,36 @@ _held: list[IO[bytes]] = []
 """The open lock files. The system unlocks them when the process ends, even if it is killed."""
 
 
-def lock_run(run: RunFolder) -> None:
+def lock_run(run: RunFolder) -> Path | None:
     """Waits until no other job trains in the folder, and locks it until this process ends.
 
     A folder that holds something else than a run is not locked, because `prepare_run` refuses it.
 
+    Returns:
+        If the folder did not exist and was made, the nearest folder above it that did exist.
+        Otherwise None.
+
     Raises:
         FileExistsError: Another job is still there after a minute, or the folder is a file.
     """
-    if not run.is_foreign:
-        _held.append(lock_folder(run.path))
+    if run.is_foreign:
+        return None
+    was_there = run.path.exists()
+    existing = next((parent for parent in run.path.parents if parent.exists()), run.path.parent)
+    _held.append(lock_folder(run.path))
+    return None if was_there else existing
+
+
+def remove_run(run: RunFolder, existing: Path) -> None:
+    """Removes the folder of a run that ended before its first step.
+
+    Args:
+        run: The run, whose folder `lock_run` made.
+        existing: The result of `lock_run`. Folders between it and the run's are removed if they are
+            empty.
+    """
+    shutil.rmtree(run.path, ignore_errors=True)
+    remove_empty_folders(run.path.parent, existing)
 
 
 def prepare_run(
