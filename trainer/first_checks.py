@@ -46,9 +46,22 @@ def check_pretrain(settings: PretrainSettings) -> None:
     resolve(settings).model_config(_VOCAB_SIZE)
     if _has_several_ranks():
         return
-    _check_pairs(settings.validation.pairs)
+    check_named_files(settings)
     if not settings.follow:
         _check_data(settings.data)
+
+
+def check_named_files(settings: PretrainSettings) -> None:
+    """Refuses files of a run that do not exist on this machine, except for its datasets.
+
+    A run that is continued no longer needs some of them, which are then not looked up.
+
+    Raises:
+        ValueError: The list of `leave_out` is wrong.
+        FileNotFoundError: The minimal pairs, the model of `init_from`, the run of `continue_from`
+            or the list of `leave_out` does not exist.
+    """
+    _check_pairs(settings.validation.pairs)
     is_new = not (Path(settings.output) / "run.json").exists() and settings.checkpoint.url is None
     if is_new and settings.init_from is not None:
         _check_model(settings.init_from)

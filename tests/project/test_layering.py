@@ -73,10 +73,6 @@ ROOMS = {
         " pipeline.inspect .stream.order .stream.batches .stream .settings .runs .checkpoints"
         " .guards .watch"
     ),
-    "trainer.preflight": (
-        "pipeline.storage pipeline.command_line pipeline.shards .process .stream.order .model"
-        " .engine .settings .runs"
-    ),
     "trainer.pretrain": (
         "pipeline.storage pipeline.shards .process .stream.order .stream.reading.settings"
         " .stream.batches .stream .model .minimal_pairs .conversion .optim .engine .settings .runs"
@@ -107,6 +103,10 @@ ROOMS = {
     "trainer.first_checks": (
         "pipeline.storage pipeline.shards .stream.order .minimal_pairs .conversion .settings"
         " .inference .finetune .forget"
+    ),
+    "trainer.preflight": (
+        "pipeline.storage pipeline.command_line pipeline.shards .process .stream.order .model"
+        " .conversion .engine .settings .runs .pretrain .first_checks"
     ),
     "trainer.cli": (
         "pipeline.storage pipeline.command_line pipeline.shards .process .minimal_pairs"

@@ -10,9 +10,12 @@ import sys
 import numpy as np
 import pytest
 
+from pipeline.shards import growing
+from pipeline.shards.dataset import open_dataset
+from pipeline.storage.folder import Folder
 from tests.datasets import write_dataset
 from tests.trainer.tiny_dataset import random_block, write_tiny_dataset
-from tests.trainer.tiny_run import TINY
+from tests.trainer.tiny_run import OURS, SIZES, TINY, launch, write_config
 from tests.trainer.two_ranks import run_ranks
 from trainer.cli import main
 from trainer.model.config import ModelSettings
@@ -26,7 +29,7 @@ from trainer.preflight.doctor import (
 )
 from trainer.preflight.settings import DoctorSettings
 from trainer.process.precision import Device
-from trainer.settings import CheckpointSettings, Phase
+from trainer.settings import CheckpointSettings, Phase, ValidationSettings
 
 WELL = Findings(0, "node0", "NVIDIA H200", {"torch": "2.13.0"}, ("ab",))
 RANKS = [dataclasses.replace(WELL, rank=rank, host=f"node{rank // 2}") for rank in range(8)]
@@ -142,6 +145,114 @@ def test_the_objective_must_fit_the_data(single_segments, ranks, tmp_path, phase
     assert look_around(DoctorSettings(objective="mlm", **fields), ranks).faults == ()
 
 
+@pytest.fixture(scope="module")
+def trunk(data, tmp_path_factory):
+    """A run of 2 steps of 4 instances, and the vocabulary of its dataset."""
+    output = tmp_path_factory.mktemp("runs") / "trunk"
+    phase = {"seq_len": 16, "global_batch": 4, "steps": 2, "peak_lr": 0.02}
+    launch(OURS, write_config(output, data, phases=[phase]), 1)
+    return output
+
+
+def look_up(ranks, folder, tmp_path, **changed):
+    fields = {
+        "data": [str(folder)],
+        "output": str(tmp_path / "run"),
+        "phases": [Phase(16, 4, 4, 0.02)],
+        "model": ModelSettings("tiny", SIZES),
+    }
+    found = look_around(DoctorSettings(**{**fields, **changed}), ranks)
+    assert not (tmp_path / "run").exists()
+    return found.faults
+
+
+@pytest.mark.engines
+def test_what_the_training_begins_with_is_read(data, trunk, ranks, tmp_path):
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"sentence_good": "w1 w2", "sentence_bad": "w2 w1"}\n')
+    exported = tmp_path / "exported"
+    assert main(["export", str(trunk), "--output", str(exported)]) == 0
+    validation = ValidationSettings(pairs=str(pairs))
+    for changed in (
+        {"continue_from": str(trunk), "validation": validation, "seed": 0},
+        {"init_from": str(exported)},
+        {"init_from": str(exported), "phases": [], "data": []},
+    ):
+        assert look_up(ranks, data, tmp_path, **changed) == ()
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize("has_data", [True, False])
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"init_from": "{folder}/gone"}, "gone: found no folder; "),
+        ({"continue_from": "{folder}/gone@2"}, "gone: found no folder; "),
+        ({"leave_out": "{folder}/gone"}, "gone: there is no such file"),
+        ({"leave_out": "{folder}/words"}, "words:1: "),
+        ({"validation": ValidationSettings(pairs="{folder}/gone")}, "gone: no file is there"),
+        ({"validation": ValidationSettings(pairs="{folder}/words")}, "words:1: found no JSON"),
+    ],
+)
+def test_what_is_not_there_is_a_fault(data, ranks, tmp_path, changed, said, has_data):
+    (tmp_path / "words").write_text("no hex digits\n")
+
+    def placed(value):
+        if isinstance(value, ValidationSettings):
+            return dataclasses.replace(value, pairs=placed(value.pairs))
+        return value.format(folder=tmp_path)
+
+    given = {name: placed(value) for name, value in changed.items()}
+    no_data = {} if has_data else {"data": []}
+    [fault] = look_up(ranks, data, tmp_path, **given | no_data)
+    assert fault.startswith("pretrain would refuse these settings: ")
+    assert said in fault
+
+
+@pytest.mark.engines
+def test_what_does_not_fit_is_a_fault(data, trunk, ranks, tmp_path):
+    exported = tmp_path / "exported"
+    assert main(["export", str(trunk), "--output", str(exported)]) == 0
+    unknown = tmp_path / "list"
+    unknown.write_text("f" * 16 + "\n")
+    large = ModelSettings("tiny", SIZES | {"num_layers": 3})
+    for changed, said in (
+        ({"init_from": str(exported), "model": large}, "has num_layers 2 (this run: 3)"),
+        ({"continue_from": str(trunk), "objective": "mlm"}, "objective was 'mlm+nsp' and is now"),
+        ({"continue_from": f"{trunk}@3"}, "has no checkpoint of step 3"),
+        ({"leave_out": str(unknown)}, "f" * 16),
+    ):
+        assert said in "".join(look_up(ranks, data, tmp_path, **changed))
+        others = dataclasses.replace(ranks, rank=1)
+        assert look_up(others, data, tmp_path, **changed) == (), "rank 0 reads it for all"
+
+
+@pytest.mark.engines
+def test_a_build_is_followed_if_pretrain_would_follow_it(data, ranks, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    [fault] = look_up(ranks, folder, tmp_path, follow=True)
+    assert fault.startswith("cannot read the data; ")
+    assert f"the build of {folder} to come to its shards" in fault
+    begin_build(data, folder)
+    assert look_up(ranks, folder, tmp_path, follow=True) == ()
+    assert look_up(ranks, folder, tmp_path, follow=True, phases=[Phase(16, 4, 4, 0.02)] * 2) == ()
+    [fault] = look_up(ranks, folder, tmp_path, follow=True, phases=[Phase(32, 4, 4, 0.02)])
+    assert "no train instances of seq_len 32" in fault
+    [fault] = look_up(ranks, folder, tmp_path)
+    assert "cannot read the data" in fault
+
+
+def begin_build(whole, folder):
+    """Writes the plan of a build whose passes are those of a finished dataset."""
+    dataset = open_dataset(str(whole))
+    unknown = {"root_hash": growing.UNKNOWN_HASH, "tables_sha256": {}}
+    plan = dataclasses.replace(dataset.manifest, **unknown)
+    Folder(str(folder)).write(growing.PLAN, plan.to_json())
+    for name in ("vocab.txt", "tokenizer.json"):
+        (folder / name).write_bytes(dataset.read_file(name))
+
+
 @pytest.mark.engines
 def test_two_ranks_that_are_well(data, tmp_path):
     words = ["doctor", "--data", str(data), "--output", f"{tmp_path}/run"]
@@ -172,7 +283,9 @@ def make_unfit():
     """What is wrong with this process, as far as it does not show elsewhere."""
     versions, open_mixture = doctor.software_versions, doctor.open_mixture
     doctor.software_versions = lambda names: versions(names) | {"torch": "1.0.0"}
-    doctor.open_mixture = lambda data, given: open_mixture([f"{each}-gone" for each in data], given)
+    doctor.open_mixture = lambda data, *given: open_mixture(
+        [f"{each}-gone" for each in data], *given
+    )
 
     def refuse(dir):
         raise PermissionError(13, "Permission denied", str(dir))

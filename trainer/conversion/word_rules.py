@@ -53,14 +53,14 @@ def refuse_other_words(model: str, run: str, options: Mapping[str, Any] | None =
 
     Args:
         model: The folder of the model. A model that does not state its rule is accepted.
-        run: The folder with the run's vocab.txt and tokenizer.json.
-        options: Options of the filesystem of a model at a URL.
+        run: The folder with the vocab.txt and tokenizer.json of the run or of its dataset.
+        options: Options of the filesystem of folders at URLs.
 
     Raises:
         ValueError: Both state a rule, and the rules differ.
     """
     theirs = _read_word_rule(model, options)
-    ours = _read_word_rule(run)
+    ours = _read_word_rule(run, options)
     if theirs is None or ours is None or theirs == ours:
         return
     flags = f"--lower_case {str(theirs.lower_case).lower()} --words {theirs.words}"

@@ -14,8 +14,21 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from pipeline.shards.growing import WaitPolicy
 from pipeline.storage.folder import Folder, parse_storage_options
+from trainer.conversion.names import VOCAB
+from trainer.engine.deepspeed_config import deepspeed_config
+from trainer.engine.deepspeed_file import passed_to_deepspeed
+from trainer.first_checks import check_named_files
 from trainer.preflight.settings import DoctorSettings
+from trainer.pretrain.pairs import read_validation_pairs
+from trainer.pretrain.run import (
+    check_beginning,
+    decide_precision,
+    read_fitting_weights,
+    resolve_epochs,
+    with_choice,
+)
 from trainer.process.precision import Device, choose_precision, warn_of_slow_bf16, weakest
 from trainer.process.ranks import Ranks, describe_device, device_name, start_ranks, stop_ranks
 from trainer.runs.check_mixture import check_mixture
@@ -26,6 +39,7 @@ from trainer.stream.order.source import Mixture, WeightedDataset, open_mixture
 _ROUNDS = 5
 _CPU_BYTES = 8 * 2**20
 _GPU_BYTES = 256 * 2**20
+_NO_WAITING = WaitPolicy(limit_seconds=0)
 
 
 @dataclass(frozen=True)
@@ -104,7 +118,7 @@ def look_around(settings: DoctorSettings, ranks: Ranks) -> Findings:
         mixture = _open_data(settings)
         data.extend(map(_read_dataset, mixture))
     with _noting(faults, "pretrain would refuse these settings"):
-        _check_settings(settings, mixture, ranks.world_size)
+        _check_settings(settings, mixture, ranks)
     with _noting(faults, "cannot write the output, as every rank must; give it the right to"):
         _write_output(Path(settings.output))
     with _noting(faults, f"cannot write and delete at --checkpoint.url; {advice}"):
@@ -198,33 +212,56 @@ def _open_data(settings: DoctorSettings) -> Mixture:
     """Opens the datasets; none if none was given."""
     if not settings.data:
         return ()
-    return open_mixture(settings.data, parse_storage_options(settings.storage_options))
+    wait_policy = _NO_WAITING if settings.follow else None
+    return open_mixture(settings.data, parse_storage_options(settings.storage_options), wait_policy)
 
 
 def _read_dataset(source: WeightedDataset) -> str:
-    """Reads a block of a dataset, and returns the dataset's root hash."""
+    """Reads a block of a dataset, and returns the dataset's root hash.
+
+    No block is read of a dataset that is still being built.
+    """
     dataset = source.dataset
-    shard = dataset.all_shards[0]
-    table = dataset.blocks(shard)
-    start = int(table.offset[0])
-    dataset.read_bytes(shard.name, start, start + int(table.size[0]))
+    for shard in dataset.all_shards[:1]:
+        table = dataset.blocks(shard)
+        start = int(table.offset[0])
+        dataset.read_bytes(shard.name, start, start + int(table.size[0]))
     return dataset.manifest.root_hash
 
 
-def _check_settings(settings: DoctorSettings, mixture: Mixture, world_size: int) -> None:
+def _check_settings(settings: DoctorSettings, mixture: Mixture, ranks: Ranks) -> None:
     """Checks the settings as pretrain does at its start, without phases if none were given.
+
+    Files and folders that the settings name, other than datasets, are looked up on rank 0, which
+    alone reads them in a training.
 
     Args:
         settings: The settings of the run.
         mixture: The datasets; empty if none was given, or if they could not be opened.
-        world_size: Number of ranks.
+        ranks: All ranks.
 
     Raises:
-        ValueError: Settings contradict each other, or do not fit the data or the number of ranks.
+        ValueError: Settings contradict each other, or do not fit the data, the model or run that
+            the training begins with, or the number of ranks.
+        FileNotFoundError: A file or folder that the settings name does not exist.
     """
     if settings.phases:
         settings = resolve(settings)
-    check_mixture(settings, mixture, world_size)
+    config = check_mixture(settings, mixture, ranks.world_size)
+    if ranks.rank > 0:
+        return
+    check_named_files(settings)
+    read_validation_pairs(settings)
+    if settings.phases and mixture:
+        options = parse_storage_options(settings.storage_options)
+        choice = decide_precision(settings, describe_device(ranks.device), options)
+        given = passed_to_deepspeed(settings.deepspeed)
+        deepspeed_config(given, settings.zero_stage, choice.precision)
+        decided = with_choice(resolve_epochs(settings, mixture), choice)
+        beginning = check_beginning(decided, mixture, options, _NO_WAITING)
+        if beginning.weights is not None:
+            vocabulary = mixture[0].dataset.locate(VOCAB)
+            read_fitting_weights(beginning.weights, config, vocabulary, options)
 
 
 def _write_output(folder: Path) -> None:

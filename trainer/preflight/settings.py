@@ -16,7 +16,8 @@ class DoctorSettings(PretrainSettings):
     """Examines every rank of a job before it trains.
 
     Start it as pretrain is started, with the same flags. The exit code is 1 if a rank is unfit, or
-    if the settings do not fit the data and the number of ranks.
+    if pretrain would refuse the settings: they do not fit the data, the number of ranks, or the
+    model or run that the training begins with.
     If checkpoint.url is given, every rank writes and removes a small object there.
 
     Attributes:

@@ -45,6 +45,20 @@ class ValidationPairs:
     encoded: EncodedPairs
 
 
+def read_validation_pairs(settings: PretrainSettings) -> PairSet | None:
+    """Reads the minimal pairs that `validation.pairs` names; None if it is not set.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The pairs are malformed.
+    """
+    validation = settings.validation
+    if validation.pairs is None:
+        return None
+    options = parse_storage_options(settings.storage_options)
+    return read_pairs(validation.pairs, limit=validation.pairs_limit, storage_options=options)
+
+
 def load_pairs(
     settings: PretrainSettings,
     folder: RunFolder,
@@ -52,7 +66,7 @@ def load_pairs(
     ranks: Ranks,
     say: Callable[[str], None],
 ) -> ValidationPairs | None:
-    """Reads the minimal pairs that `validation.pairs` names.
+    """Reads the minimal pairs that `validation.pairs` names, and encodes them.
 
     Rank 0 reads and encodes them, and sends them to all ranks.
 
@@ -70,17 +84,11 @@ def load_pairs(
     Raises:
         ValueError: The pairs are malformed or do not fit the model. It is raised on every rank.
     """
-    name = settings.validation.pairs
-    if name is None:
+    if settings.validation.pairs is None:
         return None
     read: ValidationPairs | None = None
     with together(ranks):
-        if ranks.rank == 0:
-            pair_set = read_pairs(
-                name,
-                limit=settings.validation.pairs_limit,
-                storage_options=parse_storage_options(settings.storage_options),
-            )
+        if ranks.rank == 0 and (pair_set := read_validation_pairs(settings)):
             encoded = encode_pairs(
                 pair_set.pairs,
                 Tokenizer.from_str(folder.read_vocabulary(TOKENIZER).decode()),

@@ -10,14 +10,19 @@ from typing import Any
 
 from pipeline.shards.document_list import read_document_list, refuse_unknown
 from pipeline.shards.growing import WaitPolicy
-from pipeline.storage.folder import parse_storage_options
+from pipeline.storage.folder import Folder, parse_storage_options
 from pipeline.storage.terminal import say
 from trainer.checkpoints.files import STATE, read_state
 from trainer.checkpoints.read import load_checkpoint, read_weights
 from trainer.checkpoints.resume import RunCheckpoints, copy_run, find_run, restore_run, split_step
 from trainer.checkpoints.store import CheckpointStore
 from trainer.checkpoints.write import CheckpointSaver
-from trainer.conversion.initial_weights import extend_rows, read_initial_weights, resolve_model
+from trainer.conversion.initial_weights import (
+    InitialWeights,
+    extend_rows,
+    read_initial_weights,
+    resolve_model,
+)
 from trainer.conversion.names import VOCAB
 from trainer.conversion.word_rules import refuse_other_words
 from trainer.engine.deepspeed_config import deepspeed_config
@@ -50,12 +55,12 @@ from trainer.runs.run_folder import (
     lock_run,
     masking_of,
     prepare_run,
+    remove_run,
 )
 from trainer.settings import Phase, PretrainSettings
 from trainer.stream.known import KnownPasses
 from trainer.stream.left_out import LeftOutDocuments
 from trainer.stream.order.source import Mixture, open_mixture, open_mixture_again, opened_mixture
-    remove_run,
 from trainer.stream.order.state import parse_state
 from trainer.stream.step import RankStep
 from trainer.watch.gauge import Gauge
@@ -249,6 +254,23 @@ class _Trunk:
 
 
 @dataclass(frozen=True)
+class _Beginning:
+    """What a run begins with, found before its folder is made.
+
+    Attributes:
+        settings: The settings; `masking` is what `follow_masking` makes of it.
+        weights: The folder of the model that `init_from` names; None if the run is not new.
+        trunk: What a new run takes over from the run that `continue_from` names.
+        left_out: The documents that the run leaves out, by the first 64 bits of their ids.
+    """
+
+    settings: PretrainSettings
+    weights: str | None
+    trunk: _Trunk
+    left_out: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class _Start:
     """Where a launch of a run begins.
 
@@ -398,11 +420,13 @@ def _prepare(
                 removal.callback(remove_run, folder, existing)
             if store is not None:
                 restore_run(folder, store)
+            if folder.facts.is_file():
+                removal.pop_all()  # the run was begun earlier
             choice = decide_precision(settings, device, storage_options)
             settings = with_choice(settings, choice)
             # It refuses what DeepSpeed cannot do, before there is a folder.
             deepspeed_config(chosen, settings.zero_stage, choice.precision)
-            _make_folder(settings, folder, mixture, model_config, ranks.world_size, storage_options)
+            _make_folder(settings, mixture, model_config, ranks.world_size, storage_options)
             if choice.message:
                 say(choice.message)
             warning = warn_of_slow_bf16(device, choice.precision, settings.optimizer.muon_precision)
@@ -421,8 +445,6 @@ def _prepare(
         wait_policy=wait_policy,
         folder=folder,
         saved=RunCheckpoints(folder, store, ranks, settings.checkpoint.skip_damaged, say),
-            if folder.facts.is_file():
-                removal.pop_all()  # the run was begun earlier
         left_out=left_out,
     )
 
@@ -488,7 +510,6 @@ def precision_of(settings: PretrainSettings) -> Precision:
 
 def _make_folder(
     settings: PretrainSettings,
-    folder: RunFolder,
     mixture: Mixture,
     model_config: BertConfig,
     world_size: int,
@@ -496,7 +517,30 @@ def _make_folder(
 ) -> None:
     """Makes the folder of a new run, or checks that the run in it may be continued; on rank 0 only.
 
-    All checks come first, so that a mistake leaves no folder behind:
+    All checks come first, so that a mistake leaves no folder behind.
+    """
+    beginning = check_beginning(settings, mixture, storage_options, WaitPolicy())
+    prepare_run(
+        beginning.settings,
+        mixture,
+        model_config,
+        world_size,
+        beginning.weights,
+        beginning.trunk.facts,
+        beginning.left_out,
+    )
+
+
+def check_beginning(
+    settings: PretrainSettings,
+    mixture: Mixture,
+    storage_options: Mapping[str, Any] | None,
+    wait_policy: WaitPolicy,
+) -> _Beginning:
+    """Finds what a run begins with, and checks that it fits the settings and the datasets.
+
+    Nothing is written in the run's folder. Only rank 0 calls this function, because other ranks may
+    not see that folder.
 
     - Weights that a new run starts from (`init_from`) are downloaded if need be.
     - A run from whose checkpoint a new run starts (`continue_from`) must exist, and must fit the
@@ -504,7 +548,18 @@ def _make_folder(
     - Documents that a new run leaves out must be in the datasets, and the run that it continues
       from must not have read them. They must not be in all instances of a pass. A run that
       continues must leave out the same documents as before.
+
+    Args:
+        settings: The settings of the run, with steps instead of epochs.
+        mixture: The datasets, at least one.
+        storage_options: Options of the filesystem of the run that `continue_from` names.
+        wait_policy: How long to wait for passes that are being built.
+
+    Raises:
+        ValueError: Something does not fit.
+        FileNotFoundError: There is no such run, checkpoint or list of documents.
     """
+    folder = RunFolder(Path(settings.output))
     is_new = not folder.facts.is_file()
     weights: str | None = None
     trunk = _Trunk()
@@ -515,14 +570,18 @@ def _make_folder(
     settings = follow_masking(settings, masking_of_trunk(folder, trunk.facts))
     if is_new:
         left_out = choose_left_out(settings, trunk.left_out, may_grow=True)
-        _check_left_out(settings, left_out, trunk, mixture)
+        _check_left_out(settings, left_out, trunk, mixture, wait_policy)
     else:
         left_out = choose_left_out(settings, folder.read_left_out(), may_grow=False)
-    prepare_run(settings, mixture, model_config, world_size, weights, trunk.facts, left_out)
+    return _Beginning(settings, weights, trunk, left_out)
 
 
 def _check_left_out(
-    settings: PretrainSettings, left_out: tuple[int, ...], trunk: _Trunk, mixture: Mixture
+    settings: PretrainSettings,
+    left_out: tuple[int, ...],
+    trunk: _Trunk,
+    mixture: Mixture,
+    wait_policy: WaitPolicy,
 ) -> None:
     """Checks the documents that a new run leaves out.
 
@@ -532,6 +591,7 @@ def _check_left_out(
         left_out: The documents that the run leaves out, by the first 64 bits of their ids.
         trunk: What the run takes over from its trunk.
         mixture: The datasets.
+        wait_policy: How long to wait for passes that are being built.
 
     Raises:
         ValueError: A document is in none of the datasets, all instances of a pass would be left
@@ -546,7 +606,7 @@ def _check_left_out(
             # It refuses a list that leaves nothing of a pass, of any phase.
             lengths = [phase.seq_len for phase in settings.phases]
             documents = documents.look_into(mixture, lengths)
-        leave_out(trunk.position, documents, mixture, WaitPolicy())  # only its errors matter here
+        leave_out(trunk.position, documents, mixture, wait_policy)  # only its errors matter here
 
 
 def choose_left_out(
@@ -903,12 +963,7 @@ def _start_from(
             the rows of the new pieces are then made from old ones.
         options: Options of the filesystem of a folder at a URL.
     """
-    initial = read_initial_weights(folder, options)
-    num_new = 0
-    refuse_other_words(folder, str(vocabulary.parent), options)
-    if initial.vocab is not None:
-        initial, num_new = extend_rows(initial, vocabulary.read_bytes(), folder)
-    _check_config(initial.config, model.config, folder)
+    initial, num_new = read_fitting_weights(folder, model.config, str(vocabulary), options)
     missing = model.load_state_dict(initial.state, strict=False).missing_keys
     yield f"weights are those of {folder}"
     if num_new:
@@ -918,6 +973,36 @@ def _start_from(
         yield f"  it lacks {', '.join(sorted(missing))}, which begin as new"
     if initial.vocab is None:
         yield "  it has no vocab.txt: only the size says that its vocabulary is the dataset's"
+
+
+def read_fitting_weights(
+    folder: str, config: BertConfig, vocabulary: str, options: Mapping[str, Any] | None
+) -> tuple[InitialWeights, int]:
+    """Reads the weights that a run starts from, and checks that they fit its model and its text.
+
+    Args:
+        folder: The folder with the weights.
+        config: The config of the run's model.
+        vocabulary: Path or URL of the vocab.txt of the run or of its dataset. The tokenizer is in
+            the same folder.
+        options: Options of the filesystem of URLs.
+
+    Returns:
+        The weights, with rows for the pieces that are new in the run's vocabulary, and the number
+        of these pieces.
+
+    Raises:
+        FileNotFoundError: The folder holds no model.
+        ValueError: The model is damaged, or does not fit.
+    """
+    initial = read_initial_weights(folder, options)
+    num_new = 0
+    words, vocabulary_name = Folder.of_file(vocabulary, options)
+    refuse_other_words(folder, words.url, options)
+    if initial.vocab is not None:
+        initial, num_new = extend_rows(initial, words.read(vocabulary_name), folder)
+    _check_config(initial.config, config, folder)
+    return initial, num_new
 
 
 def _check_config(found: BertConfig, expected: BertConfig, folder: str) -> None:
