@@ -38,12 +38,12 @@ OTHERS = """
 add artifact artifacts bundle_size cores dask_client_address dask_partition_size dry_run
 environment_cache_millis environment_config environment_type exclude expansion experiments
 extra_package flink force help host hostfile inplace job job_endpoint job_port job_server_timeout
-json lines logdir master_addr master_port max_cache_memory_usage_mb max_num_workers memory
-module net nnodes no no_ssh node_rank nodes
+json lines logdir master_addr master_port max_bundle_size max_cache_memory_usage_mb max_num_workers
+memory module net nnodes no no_ssh node_rank nodes
 nproc_per_node nthreads num_gpus nworkers object_reuse parallelism partition port prefix project
 region repo resource_hint runner running_job sdk_container_image sdk_location
-sdk_worker_parallelism serve_http service_port setup_file shutdown_timeout spark temp_location
-worker_pool
+sdk_worker_parallelism serve_http service_port setup_file shutdown_timeout spark streaming
+temp_location worker_pool
 """
 OF_OTHER_PROGRAMS = re.compile(r"^ *(?:gcloud|docker) (?:.*\\\n)*.*$", re.MULTILINE)
 
