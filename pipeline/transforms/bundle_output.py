@@ -1,9 +1,9 @@
-"""Says in a worker's log why a job on Flink or Spark may stand still.
+"""Says in a worker's log why a job on Flink may stand still.
 
-Beam's job servers for Flink and Spark take the output of a bundle out of a queue only when the
-bundle has ended, and in a batch job a slot has one bundle. If the queue is full, the worker waits
-for the engine and the engine for the worker, for ever (docs/runners.md, Flink). Nothing else in
-these engines says so.
+Beam's job server for Flink takes the output of a bundle out of a queue only when the bundle has
+ended, and in a batch job a slot has one bundle. If the queue is full, the worker waits for the
+engine and the engine for the worker, for ever (docs/runners.md, Flink). Nothing else in the engine
+says so. Spark's job server has the same code of Beam.
 """
 
 import logging
@@ -56,9 +56,10 @@ class LogLargeBundles(beam.DoFn):  # type: ignore[misc]
         self._num_bytes += self._size_of(element)
         if was_small and self._num_bytes > MOST_BYTES:
             _LOGGER.warning(
-                "a bundle has sent more than %d MiB to the runner and goes on; on Flink and Spark"
-                " such a job waits for ever: if it makes no progress, stop it and give it more"
-                " slots, or --streaming --max_bundle_size=2 (docs/runners.md, Flink)",
+                "a bundle has sent more than %d MiB to the runner and goes on; with some 1.2 GB a"
+                " batch job on Flink waits for ever, and on Spark it may: if it makes no progress,"
+                " stop it and give it more slots, or --streaming --max_bundle_size=2"
+                " (docs/runners.md, Flink)",
                 MOST_BYTES >> 20,
             )
         yield element
