@@ -20,21 +20,48 @@ _NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS}
 """Errors of filesystems that do not support locks."""
 
 
-def wait_for_lock(
-    file: IO[bytes], folder: Path, patience_seconds: float, *, is_shared: bool = False
-) -> None:
-    """Takes the lock of an open file.
+def take_lock(
+    path: Path, protected: Path, patience_seconds: float, *, is_shared: bool = False
+) -> IO[bytes]:
+    """Opens a file and takes its lock.
+
+    The job that held the lock before may have removed the file, or the whole folder, at its end.
+    They are then made anew.
 
     Args:
-        file: The file. The lock is released when it is closed or the process ends.
-        folder: The folder that the lock protects, for messages.
+        path: The lock file. It is created if needed, and its folder too.
+        protected: The folder that the lock protects, for messages.
         patience_seconds: How long to wait for another holder, which may be about to end.
         is_shared: Whether other jobs may hold the lock at the same time, if they share it too.
 
+    Returns:
+        The open file. The lock is released when it is closed or the process ends.
+
     Raises:
         FileExistsError: Another job still holds the lock after `patience_seconds`.
-        OSError: The disk has no locks.
+        ValueError: The disk has no locks.
     """
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file = path.open("ab")
+        except FileNotFoundError:
+            continue  # the folder was removed just now
+        is_held = False
+        try:
+            _wait_for_lock(file, protected, patience_seconds, is_shared=is_shared)
+            is_held = _is_at(path, file)
+        finally:
+            if not is_held:
+                file.close()
+        if is_held:
+            return file
+
+
+def _wait_for_lock(
+    file: IO[bytes], protected: Path, patience_seconds: float, *, is_shared: bool
+) -> None:
+    """Takes the lock of an open file; the arguments and errors are those of `take_lock`."""
     kind = fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX
     began = time.monotonic()
     while True:
@@ -43,10 +70,15 @@ def wait_for_lock(
         except BlockingIOError as error:
             if time.monotonic() - began >= patience_seconds:
                 raise FileExistsError(
-                    f"{folder} is in use by another job for {patience_seconds:.0f} s; wait for it,"
-                    " stop it, or give another --output"
+                    f"{protected} is in use by another job for {patience_seconds:.0f} s; wait for"
+                    " it, stop it, or give another --output"
                 ) from error
             time.sleep(_PAUSE_SECONDS)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+            cure = "give an --output on a disk that has them, such as a local one"
+            raise ValueError(f"{file.name}: this disk has no locks of files: {cure}") from error
         else:
             return
 
@@ -70,7 +102,6 @@ def locked_folder(
         FileExistsError: Another job still holds the lock after `patience_seconds`.
         ValueError: The disk has no locks.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     with locked_file(folder / name, folder, patience_seconds, is_shared=is_shared):
         yield
 
@@ -84,7 +115,7 @@ def locked_file(
     The file is removed at the end unless the lock is shared.
 
     Args:
-        path: The lock file, in a folder that exists.
+        path: The lock file. It is created if needed, and its folder too.
         protected: The folder that the lock protects, for messages.
         patience_seconds: How long to wait for another holder.
         is_shared: Whether other jobs may hold the lock at the same time, if they share it too.
@@ -93,19 +124,7 @@ def locked_file(
         FileExistsError: Another job still holds the lock after `patience_seconds`.
         ValueError: The disk has no locks.
     """
-    with contextlib.ExitStack() as stack:
-        while True:
-            file = stack.enter_context(path.open("ab"))
-            try:
-                wait_for_lock(file, protected, patience_seconds, is_shared=is_shared)
-            except OSError as error:
-                if error.errno not in _NO_LOCKS:
-                    raise
-                cure = "give an --output on a disk that has them, such as a local one"
-                raise ValueError(f"{path}: this disk has no locks of files: {cure}") from error
-            # The job that held the lock before may have removed the file that was opened here.
-            if _is_at(path, file):
-                break
+    with take_lock(path, protected, patience_seconds, is_shared=is_shared):
         try:
             yield
         finally:

@@ -1,7 +1,9 @@
 """Only one build writes into an output at a time, and one that was killed locks nothing."""
 
+import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from pipeline.stages import build
 from pipeline.storage.locks import LOCK, locked_folder
 from pipeline.transforms.tokens import finish_build
 from tests.pipeline.programs import run
+from trainer.runs.continuing import lock_folder
 
 COMMANDS = ("build", "vocab", "tokens", "shards")
 
@@ -37,22 +40,26 @@ def test_those_that_only_read_lock_a_folder_together(tmp_path):
         pass
 
 
-def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(tmp_path, monkeypatch):
-    """The job before removes the file at its end, which the next one may have opened already."""
-    flock, calls = build_flock(tmp_path / LOCK)
-    monkeypatch.setattr("pipeline.storage.locks.fcntl.flock", flock)
-    with locked_folder(tmp_path, LOCK, 0):
-        assert (tmp_path / LOCK).exists()
-        assert len(calls) == 2
+@pytest.mark.parametrize("lost", ["file", "folder"])
+def test_a_lock_that_was_removed_meanwhile_is_taken_anew(lost, tmp_path, monkeypatch):
+    """The job before may remove the file, or a refused run its folder, that the next one opened."""
+    folder = tmp_path / "run"
+    remove = (folder / LOCK).unlink if lost == "file" else partial(shutil.rmtree, folder)
+    for take in (partial(locked_folder, folder, LOCK, 0), partial(lock_folder, folder, 0)):
+        flock, calls = build_flock(remove)
+        monkeypatch.setattr("pipeline.storage.locks.fcntl.flock", flock)
+        with take():
+            assert (folder / LOCK).exists()
+            assert len(calls) == 2
 
 
-def build_flock(path):
-    """An flock that finds the file removed the first time, and the list of its calls."""
+def build_flock(remove):
+    """An flock during whose first call the file is removed, and the list of its calls."""
     calls = []
 
     def flock(*_):
         if not calls:
-            path.unlink()
+            remove()
         calls.append(None)
 
     return flock, calls

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from pipeline.storage.local import find_temporaries
-from pipeline.storage.locks import wait_for_lock
+from pipeline.storage.locks import take_lock
 from pipeline.storage.secret_values import hide_in
 
 LOCK = ".lock"
@@ -214,16 +214,11 @@ def lock_folder(folder: Path, patience_seconds: float = PATIENCE_SECONDS) -> IO[
 
     Raises:
         FileExistsError: The folder is a file, or another job still holds the lock after the wait.
+        ValueError: The disk has no locks.
     """
     if folder.is_file():
         raise FileExistsError(f"{folder} is a file, expected a folder; give another --output")
-    folder.mkdir(parents=True, exist_ok=True)
-    file = (folder / LOCK).open("ab")
-    try:
-        wait_for_lock(file, folder, patience_seconds)
-    except FileExistsError:
-        file.close()
-        raise
+    file = take_lock(folder / LOCK, folder, patience_seconds)
     file.truncate(0)
     file.write(secrets.token_bytes(16))
     file.flush()
