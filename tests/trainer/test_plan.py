@@ -158,6 +158,7 @@ def test_steps_for_epochs(data):
             "no train instances of seq_len 64",
         ),
         ({"phases": [Phase(1_024, 64, 1, 1e-3)]}, "the model reads 512 tokens; raise model.overr"),
+        ({"storage_options": "{"}, "storage_options is not a JSON object"),
         ({"gpu": "cpu"}, "no data sheet is known for a CPU; give --peak_tflops"),
     ],
 )

@@ -339,9 +339,8 @@ def describe_plan(settings: PlanSettings) -> Iterator[str]:
         ValueError: Settings do not fit each other or the dataset.
     """
     settings = resolve(settings)
-    mixture: Mixture = ()
-    if settings.data:
-        mixture = open_mixture(settings.data, parse_storage_options(settings.storage_options))
+    options = parse_storage_options(settings.storage_options)
+    mixture = open_mixture(settings.data, options) if settings.data else ()
     main, share = main_of(mixture) if mixture else (None, 1.0)
     config = check_mixture(settings, mixture, settings.world_size)
     phases = plan_phases(settings, config, mixture)
