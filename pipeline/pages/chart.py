@@ -78,6 +78,7 @@ def draw_chart(
     *,
     from_zero: bool = False,
     borders: Sequence[tuple[float, str]] = (),
+    labelled: bool = False,
 ) -> Markup:
     """Draws curves over a common pair of axes.
 
@@ -88,6 +89,8 @@ def draw_chart(
         write: Returns a value of y as text, with its unit.
         from_zero: Whether the y axis begins at zero.
         borders: Values of x at which something new begins, such as a phase, each with its name.
+        labelled: Whether the label of each curve is written at its end. Pages that have a legend
+            beside their charts leave it out.
 
     Returns:
         The SVG; an empty text if no line and no dots are to be drawn.
@@ -111,6 +114,7 @@ def draw_chart(
             columns=[(x(tick), short_number(tick)) for tick in _ticks(left, right, outside=False)],
             borders=[(x(value), name) for value, name in borders],
             shapes=[_shape(curve, x, y) for curve in curves],
+            labelled=labelled,
             hovers=list(_hover(curves, x, x_name, write)),
         )
     )
@@ -155,6 +159,7 @@ def _shape(curve: Curve, x: _Scale, y: _Scale) -> dict[str, Any]:
     Returns:
         colour: The number of the colour, below NUM_COLOURS.
         look: `Curve.look`.
+        label: `Curve.label`.
         points: The points to draw, in units of the SVG.
         band: The corners of the polygon between the least and the greatest values of the columns,
             in units of the SVG. Empty if the curve is not a line, or if no column has two points.
@@ -171,7 +176,13 @@ def _shape(curve: Curve, x: _Scale, y: _Scale) -> dict[str, Any]:
             lower = [(x(column.x), y(column.low)) for column in columns]
             band = [*upper, *reversed(lower)]
     colour = curve.colour % NUM_COLOURS
-    return {"colour": colour, "look": curve.look, "points": points, "band": band}
+    return {
+        "colour": colour,
+        "look": curve.look,
+        "label": curve.label,
+        "points": points,
+        "band": band,
+    }
 
 
 class _Column(NamedTuple):

@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from scripts.pictures import MOST_BYTES, draw_loss
+from scripts.pictures import BASELINES, MOST_BYTES, draw_blimp, draw_loss, read_results
 from scripts.site_pages import PAGES as WEBSITE_PAGES
 
 ROOT = Path(__file__).parents[2]
@@ -109,11 +109,29 @@ def test_files_and_modules_that_a_page_names_exist(page):
 
 def test_pictures_are_small_and_stand_alone():
     pictures = {path.name: path.read_bytes() for path in (ROOT / "docs/pictures").iterdir()}
-    assert {"loss.svg", "report.png"} <= pictures.keys()
+    assert pictures.keys() == {"blimp.svg", "loss.svg", "report.png"}
     assert all(len(content) <= MOST_BYTES for content in pictures.values())
-    tree = ET.fromstring(pictures["loss.svg"])
-    assert tree.tag == "{http://www.w3.org/2000/svg}svg"
-    assert not re.search(rb"(href|url\()", pictures["loss.svg"])
+    for name in ("blimp.svg", "loss.svg"):
+        assert ET.fromstring(pictures[name]).tag == "{http://www.w3.org/2000/svg}svg"
+        assert not re.search(rb"(href|url\()", pictures[name])
+
+
+def test_the_picture_of_blimp_shows_the_committed_results():
+    cure = "run `python -m scripts.pictures docs/pictures`"
+    assert (ROOT / "docs/pictures/blimp.svg").read_text() == draw_blimp(read_results()), cure
+
+
+def test_a_model_on_blimp_is_a_dot_named_by_size_and_instances():
+    def result(model, minutes, score):
+        bill = {"to_model": minutes}
+        model = {"model": model}
+        return {"config": model, "root_hash": "0", "cpu_minutes": bill, "score": score}
+
+    results = [result("tiny", 10.0, 55.0), result("tiny", 20.0, 60.0), result("mini", 40.0, 65.0)]
+    tree = ET.fromstring(draw_blimp(results))
+    assert len(tree.findall(".//{*}circle")) == len(results)
+    labels = [text.text for text in tree.findall(".//{*}g/{*}text")]
+    assert labels == [*BASELINES, "BERT-tiny, pairs", "BERT-mini, pairs"]
 
 
 def test_the_loss_curve_is_drawn_from_a_run(tmp_path):
