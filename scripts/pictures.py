@@ -62,7 +62,9 @@ def draw_loss(run: Path) -> str:
 
 def read_results() -> list[dict[str, Any]]:
     """Returns the committed results of scripts/bench/babylm.py, the cheapest model first."""
-    lines = [line for path in RESULTS.glob("babylm-*.jsonl") for line in path.read_text().splitlines()]
+    lines = [
+        line for path in RESULTS.glob("babylm-*.jsonl") for line in path.read_text().splitlines()
+    ]
     return sorted(map(json.loads, lines), key=lambda row: float(row["cpu_minutes"]["to_model"]))
 
 
