@@ -14,6 +14,7 @@ from pathlib import Path
 from pipeline.shards.document_list import read_document_list
 from pipeline.storage.folder import parse_storage_options
 from pipeline.storage.hub import is_hub_name
+from pipeline.storage.local import refuse_unwritable
 from trainer.conversion.names import expected_files
 from trainer.finetune.settings import (
     FinetuneSettings,
@@ -135,25 +136,32 @@ def check_fill_mask(settings: FillMaskSettings) -> None:
 
 
 def check_evaluate(settings: EvaluateSettings) -> None:
-    """Refuses a dataset, minimal pairs or a model that do not exist.
+    """Refuses a dataset, minimal pairs or a model that do not exist, and an output in a bad place.
 
     Raises:
         FileNotFoundError: The dataset, a file of pairs or the model does not exist.
+        ValueError: The output is a file of the pairs, a device or a pipe.
+        OSError: The output cannot be written.
     """
     if settings.data is not None:
         _check_data([settings.data])
-    _check_pairs(settings.pairs)
+    pair_files = _check_pairs(settings.pairs)
     _check_model(settings.model)
+    if settings.output is not None:
+        _check_output(settings.output, pair_files)
 
 
 def check_features(settings: FeaturesSettings) -> None:
-    """Refuses an input file or a model that does not exist.
+    """Refuses an input file or a model that does not exist, and an output in a bad place.
 
     Raises:
         FileNotFoundError: The file or the model does not exist.
+        ValueError: The output is the input file, a device or a pipe.
+        OSError: The output cannot be written.
     """
     _check_files("--input", [settings.input])
     _check_model(settings.model)
+    _check_output(settings.output, [settings.input])
 
 
 def _has_several_ranks() -> bool:
@@ -212,8 +220,28 @@ def _check_files(flag: str, paths: Iterable[str]) -> None:
             raise FileNotFoundError(f"{path}: found no file; {flag} names files that are there")
 
 
-def _check_pairs(name: str | None) -> None:
-    """Refuses minimal pairs that are in no local file.
+def _check_output(output: str, sources: Iterable[str]) -> None:
+    """Refuses a local file that cannot be written, or that would replace what is read.
+
+    Args:
+        output: The path or URL of the file; URLs are not looked up.
+        sources: Paths or URLs of the files that are read.
+
+    Raises:
+        ValueError: The output is a file that is read, a device or a pipe.
+        OSError: The output cannot be written.
+    """
+    if not _is_local(output):
+        return
+    path = Path(output)
+    for source in filter(_is_local, sources):
+        if path.exists() and Path(source).exists() and path.samefile(source):
+            raise ValueError(f"--output {output} is a file that is read; give another name")
+    refuse_unwritable(path)
+
+
+def _check_pairs(name: str | None) -> list[str]:
+    """Refuses minimal pairs that are in no local file, and returns the local files of the others.
 
     Args:
         name: A path, a folder or a glob; None if no pairs were given. A URL is not looked up.
@@ -224,7 +252,8 @@ def _check_pairs(name: str | None) -> None:
     from trainer.minimal_pairs.read import list_pair_files
 
     if name is not None and _is_local(name):
-        list_pair_files(name)
+        return list_pair_files(name)
+    return []
 
 
 def _check_model(name: str) -> None:

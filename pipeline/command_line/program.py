@@ -28,6 +28,7 @@ _CURES = {
     errno.ENOSPC: "free some space and run the same command again",
     errno.EDQUOT: "free some space and run the same command again",
     errno.EMFILE: "raise the limit of open files, such as by `ulimit -n 4096`",
+    errno.EISDIR: "a folder is where a file is to be written: give the name of a file",
     errno.ENOTDIR: "a file is where a folder is needed: give another place",
     errno.EIO: "the disk fails: look at the system's log",
 }

@@ -37,8 +37,11 @@ def replace_file(path: Path, data: bytes | Path, sha256: str | None = None) -> N
 
     Raises:
         StorageError: The disk is full. A file that was at `path` before is unchanged.
-        ValueError: The content has another hash. A file that was at `path` before is unchanged.
+        IsADirectoryError: There is a folder at `path`.
+        ValueError: There is a device or a pipe at `path`; or the content has another hash, and a
+            file that was at `path` before is unchanged.
     """
+    refuse_other_than_file(path)
     make_folder(path.parent)
     temporary = path.with_name(f".{path.name}{TEMPORARY_MARK}{os.getpid()}-{secrets.token_hex(4)}")
     try:
@@ -62,6 +65,44 @@ def replace_file(path: Path, data: bytes | Path, sha256: str | None = None) -> N
         raise StorageError(f"{path}: {found}; {advice}") from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def refuse_other_than_file(path: Path) -> None:
+    """Refuses a place where there is something that is no file, and that must not be replaced.
+
+    Root could otherwise replace /dev/null by a file, which breaks other programs.
+
+    Raises:
+        IsADirectoryError: There is a folder.
+        ValueError: There is a device or a pipe.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if (path.exists() and not path.is_file()) or path.parent == Path("/dev"):
+        says = "is a device or a pipe, and a file is written and then renamed to its name"
+        raise ValueError(f"{path}: {says}; give the name of a file")
+
+
+def refuse_unwritable(path: Path) -> None:
+    """Refuses a place to which `replace_file` cannot write, before long work. It writes nothing.
+
+    Raises:
+        IsADirectoryError: There is a folder at `path`.
+        NotADirectoryError: There is a file where a folder is needed.
+        PermissionError: Nothing may be written into the folder.
+        ValueError: There is a device or a pipe at `path`.
+    """
+    refuse_other_than_file(path)
+    folder = path.absolute().parent
+    while not os.path.lexists(folder):
+        folder = folder.parent
+    error = None
+    if not folder.is_dir():
+        error = errno.ENOTDIR
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        error = errno.EACCES
+    if error:
+        raise OSError(error, os.strerror(error), str(folder))
 
 
 def refuse_other_content(path: Path, sha256: str, where: str) -> None:

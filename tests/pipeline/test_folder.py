@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.storage.faults import CutFileError, SizeError
 from pipeline.storage.folder import Folder
+from pipeline.storage.local import refuse_other_than_file
 from pipeline.storage.option_variables import fill_in_variables
 from pipeline.storage.secret_values import hide
 
@@ -190,3 +191,18 @@ def test_a_pipe_is_refused_before_anything_waits_for_its_writer(tmp_path):
     for read in (folder.read, folder.open):
         with pytest.raises(ValueError, match=r"vocab\.txt: is a pipe \(FIFO\), expected a file"):
             read("vocab.txt")
+
+
+def test_a_file_replaces_neither_a_device_nor_a_pipe_nor_a_folder(tmp_path):
+    """Root could replace /dev/null by a file, and programs would then read what others wrote."""
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(ValueError, match=r"/pipe: is a device or a pipe, .*; give the name of a"):
+        Folder(str(tmp_path)).write("pipe", b"1")
+    for device in ("/dev/null", "/dev/stdout"):
+        with pytest.raises(ValueError, match=f"{device}: is a device or a pipe"):
+            refuse_other_than_file(Path(device))  # never by a real write: tests may run as root
+    with pytest.raises(IsADirectoryError, match=r"Is a directory: '.*/folder'$"):
+        Folder(str(tmp_path)).write("folder", b"1")
+    assert (tmp_path / "pipe").is_fifo()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["folder", "pipe"]

@@ -1,6 +1,7 @@
 """What needs no torch is answered without it: its import takes seconds."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -50,9 +51,17 @@ ANSWERS = {
     "evaluate --model ./nowhere --pairs missing/*.jsonl": NO_PAIRS,
     "evaluate --model ./nowhere --pairs M": "M: no file is there, expected a file of pairs, a fol",
     "evaluate --model ./nowhere --pairs p*.jsonl": NO_MODEL,
+    "evaluate --model M --pairs pairs.jsonl --output D": "D: Is a directory; a folder is where a",
+    "evaluate --model M --pairs pairs.jsonl --output t.tsv/o": "t.tsv: Not a directory; a file is",
+    "evaluate --model M --pairs pairs.jsonl --output D/../pairs.jsonl": "is a file that is read",
+    "evaluate --model M --pairs p*.jsonl --output pairs.jsonl": "pairs.jsonl is a file that is r",
+    "evaluate --model M --pairs pairs.jsonl --output pipe": "pipe: is a device or a pipe, and a",
+    "evaluate --model M --data D --output M": "M: Is a directory; a folder is where a file is to",
     f"{PRETRAIN} --validation.pairs missing.jsonl": NO_PAIRS,
     "features --model ./nowhere --input t.tsv --output o": NO_MODEL,
     "features --model M --input missing.txt --output o": "missing.txt: found no file; --input",
+    "features --model M --input t.tsv --output t.tsv": "--output t.tsv is a file that is read; g",
+    "features --model M --input t.tsv --output D": "D: Is a directory; a folder is where a file",
     "features --model M --input t.tsv --output o --layers x": "layers is 'x'; expected numbers",
     "plan --config bert-tiny --data nowhere": NO_DATASET,
     "plan --config bert-tiny --world_size 0": "world_size is 0; it must be at least 1",
@@ -79,6 +88,7 @@ def test_what_needs_no_torch_is_answered_without_it(tmp_path):
     (tmp_path / "D").mkdir()
     (tmp_path / "D/manifest.json").write_text("{}")
     (tmp_path / "M").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     lines = json.dumps([line.split() for line in ANSWERS])
     program = [sys.executable, "-c", PROGRAM]
     ran = subprocess.run(
