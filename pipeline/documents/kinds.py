@@ -340,7 +340,8 @@ def _refuse_packed(url: str, head: bytes) -> None:
         head: The first bytes, decompressed as the extension says.
 
     Raises:
-        ValueError: `head` is still compressed, or is the beginning of an archive.
+        ValueError: `head` is still compressed, or is the beginning of an archive. An archive whose
+            extension says so comes here only if its reader takes single files.
     """
     outer = compression_suffix(url)
     packed = next((_PACKED[magic] for magic in _PACKED if head.startswith(magic)), None)
@@ -358,6 +359,9 @@ def _refuse_packed(url: str, head: bytes) -> None:
         packed = ("tar", f".tar{outer}")
     if packed:
         codec, suffix = packed
+        if codec in ("zip", "tar") and plain_suffix(url) == f".{codec}":
+            found = f"is a {codec} archive, expected a single file"
+            raise ValueError(f"{url}: {found}; unpack it and give what it holds")
         is_tar = plain_suffix(url) == ".tar" and codec != "zip"
         suffix = f".tar{suffix}" if is_tar else suffix
         found = f"holds {codec} data, which its name does not say"

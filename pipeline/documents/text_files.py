@@ -4,6 +4,7 @@ A file may be at any fsspec URL, compressed or not. It is UTF-8, or UTF-16 with 
 """
 
 import json
+import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -12,6 +13,10 @@ from pipeline.documents.files import FileRange, StorageOptions, read_blocks
 from pipeline.documents.lines import decode, read_lines, read_whole
 from pipeline.documents.records import BadDocumentError, Line, too_long
 from pipeline.storage.folder import Folder
+from pipeline.storage.quoting import quote
+
+_HALF = re.compile(".{0,20}[\ud800-\udfff]", re.DOTALL)
+"""Half of a surrogate pair, with what is before it."""
 
 
 def whole_file(url: str, storage_options: StorageOptions = None) -> FileRange:
@@ -60,14 +65,16 @@ def read_json_lines(
 
     Raises:
         FileNotFoundError: There is no such file.
-        ValueError: A line is not a JSON object.
+        ValueError: A line is not a JSON object, or holds half of a character.
     """
     for place, line in read_text_lines(url, storage_options):
         if line.strip():
             value = parse_json(line, place)
             if not isinstance(value, dict):
                 kind = type(value).__name__
-                raise ValueError(f"{place}: found a JSON {kind}, expected an object in each line")
+                found = f"found a JSON {kind}, expected an object in each line"
+                raise ValueError(f"{place}: {found}{_cure(line)}")
+            refuse_halves(value, line, place)
             yield place, value
 
 
@@ -103,7 +110,35 @@ def parse_json(text: str, place: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         message = f"{place}: found no JSON ({error}), expected a value in each line"
-        raise ValueError(message) from error
+        raise ValueError(f"{message}{_cure(text)}") from error
+
+
+def _cure(text: str) -> str:
+    """Returns advice for the first line of a file that is one JSON array or object, or ""."""
+    if text.lstrip().startswith("["):
+        return "; `jq -c '.[]' FILE > NEW` writes what an array holds as lines"
+    if text.strip() == "{":
+        return "; `jq -c . FILE > NEW` writes a value on each line"
+    return ""
+
+
+def refuse_halves(value: Any, source: str, place: str) -> None:
+    r"""Refuses half of a character, which JSON can name, as in "\ud83d", and UTF-8 cannot hold.
+
+    Args:
+        value: The JSON value that the source stands for.
+        source: The source; only if it has such a name, `value` is searched, which takes time.
+        place: Where the source is, for the message.
+
+    Raises:
+        ValueError: A string in the value has a surrogate without its other half.
+    """
+    if "\\ud" not in source.lower():
+        return
+    half = _HALF.search(json.dumps(value, ensure_ascii=False))
+    if half:
+        expected = "expected whole ones, such as \\ud83d\\ude00; mend the escapes"
+        raise ValueError(f"{place}: half of a character ends {quote(half[0])}, {expected}")
 
 
 def _decode_lines(lines: Iterable[Line], url: str) -> Iterator[tuple[int, str]]:

@@ -35,6 +35,7 @@ def test_questions_without_answer():
     ("content", "says"),
     [
         ('{"data": [', r"dev.json: not JSON \(.*line 1"),
+        ('{"data": "a\\ud800"}', r"dev.json: half of a character ends '\{\"data\": \"a\\ud800'"),
         ([], "dev.json: expected an object with 'data', found list"),
         ({"version": "2"}, "dev.json: no 'data'; it has 'version'"),
         ({"data": []}, "dev.json: has no question"),

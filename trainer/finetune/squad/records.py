@@ -12,6 +12,7 @@ import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from pipeline.documents.text_files import refuse_halves
 from pipeline.storage.quoting import join_names, quote
 
 
@@ -63,6 +64,7 @@ def read_squad(text: str, path: str, with_impossible: bool, is_test: bool) -> li
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON ({error})") from error
+    refuse_halves(content, text, path)
     questions: dict[str, Question] = {}
     for place, context, entry in _read_entries(content, path):
         question = _read_question(place, context, entry, with_impossible, is_test)
