@@ -367,6 +367,10 @@ def _evaluate_pairs(settings: EvaluateSettings, name: str) -> dict[str, Any]:
     say(format_accuracies(accuracies))
     for pair in pair_set.equal_pairs:
         say(f"{pair.place}: {EQUAL_PAIR}")
+    others = accuracies.ties - len(pair_set.equal_pairs)
+    if others > 0:
+        cause = "for example because the tokenizer reads both sentences alike"
+        say(f"also wrong: {others:,} pair(s) with equal scores, {cause}")
     return {
         "model": opened.where,
         "pairs": name,

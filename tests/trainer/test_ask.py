@@ -58,6 +58,10 @@ def test_models_that_cannot_fill_masks_are_refused(opened):
     causal = dataclasses.replace(opened, config=dataclasses.replace(CONFIG, is_causal=True))
     with pytest.raises(ValueError, match="was trained left to right"):
         fill_mask(causal, ["[MASK]"])
+    maskless = opened.tokenizer_file.replace(b"[MASK]", b"[BLANK]")
+    without_mask = dataclasses.replace(opened, tokenizer_file=maskless, vocab=None)
+    with pytest.raises(ValueError, match=r"its tokenizer has no \[MASK\], .* give another model"):
+        fill_mask(without_mask, ["[MASK]"])
 
 
 def test_format():

@@ -130,6 +130,22 @@ def test_ties_and_what_is_no_number_are_wrong():
     assert is_right(good, bad).tolist() == [True, False, False, False, False]
 
 
+def test_pairs_that_the_tokenizer_reads_alike_are_told(hf, opened, tmp_path, capsys):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(line() * 98 + line("The cat", "the cat") + line("a dog", "a dog"))
+    assert evaluate_pairs(opened, read_pairs(str(path))).ties == 2
+    output = tmp_path / "found.json"
+    given = ["--model", str(hf), "--pairs", str(path), "--output", str(output)]
+    assert main(["evaluate", *given]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        f"{path}:100: both sentences are equal, so the pair counts as wrong",
+        "also wrong: 1 pair(s) with equal scores, for example because the tokenizer reads both"
+        " sentences alike",
+    ]
+    found = json.loads(output.read_text())
+    assert (found["ties"], found["equal_pairs"]) == (2, 1)
+
+
 def test_scores_that_are_not_finite_are_refused(opened):
     state = opened.state | {"mlm_head.bias": torch.full((CONFIG.vocab_size,), math.nan)}
     damaged = dataclasses.replace(opened, state=state)
@@ -179,7 +195,7 @@ def line(good="a cat", bad="a cats", **columns):
 
 def test_a_file_a_folder_and_a_glob_are_read_in_order(tmp_path):
     (tmp_path / "b.jsonl").write_text(line("b 1") + "\n" + line("b 3"))
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(line("a 1").encode()))
+    (tmp_path / "a.JSONL.gz").write_bytes(gzip.compress(line("a 1").encode()))
     (tmp_path / "SOURCE.md").write_text("Where they are from.\n")
     (tmp_path / "notes.txt").write_text("Not pairs.\n")
     found = [
@@ -187,7 +203,7 @@ def test_a_file_a_folder_and_a_glob_are_read_in_order(tmp_path):
         for name in (tmp_path / "b.jsonl", tmp_path, tmp_path / "*.gz")
     ]
     of_b = [("b.jsonl:1", "b 1"), ("b.jsonl:3", "b 3")]
-    of_a = [("a.jsonl.gz:1", "a 1")]
+    of_a = [("a.JSONL.gz:1", "a 1")]
     assert found == [of_b, of_a + of_b, of_a]
 
 
@@ -240,6 +256,9 @@ def test_a_few_pairs_of_equal_sentences_as_in_blimp_count_as_wrong(tmp_path, ope
         (line(bad="a " * 39), "", "pairs.jsonl:1: sentence_bad has 41 tokens with [CLS] and [SEP]"),
         (line(), "--group_by field", "pairs.jsonl:1: has no column field, found sentence_good,"),
         (line(UID="x") + line(), "", "pairs.jsonl:2: has no column UID, found sentence_good,"),
+        (line() + line(UID="x"), "", "pairs.jsonl:2: has the column UID, and the first pair lacks"),
+        (line() + line(good="a \ud800"), "", "pairs.jsonl:2: half of a character ends"),
+        (line(good=["a"] * 99), "", "pairs.jsonl:1: sentence_good is ['a', 'a', "),
         (line(UID=None), "", "pairs.jsonl:1: UID is None, expected a name or a whole number"),
         ("", "", "pairs.jsonl: holds no pair, expected a JSON object with sentence_good and"),
         ("\n\n", "", "pairs.jsonl: holds no pair"),

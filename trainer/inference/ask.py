@@ -48,8 +48,9 @@ def fill_mask(
         For each text, for each mask in it, the candidates with the most probable one first.
 
     Raises:
-        ValueError: The model was trained left to right or has no masked language model head, a text
-            has no [MASK] or is too long for the model, or `top_k` is out of range.
+        ValueError: The model was trained left to right, or has no masked language model head or no
+            [MASK] in its tokenizer, a text has no [MASK] or is too long for the model, or `top_k`
+            is out of range.
 
     Example:
         ```python
@@ -69,12 +70,16 @@ def fill_mask(
         raise ValueError(f"top_k is {top_k}; {limits}")
     model = opened.build()
     tokenizer = opened.tokenizer()
+    mask_id = tokenizer.token_to_id(MASK)
+    if mask_id is None:
+        says = f"its tokenizer has no {MASK}, as BERT's has; give another model"
+        raise ValueError(f"{opened.where}: {says}")
     filled = []
     for text in texts:
         check_text(text)
         ids_T = tokenizer.encode(text).ids
         _check_length(f"the text {quote(text)}", len(ids_T), opened)
-        masked_M = [at for at, number in enumerate(ids_T) if number == tokenizer.token_to_id(MASK)]
+        masked_M = [at for at, number in enumerate(ids_T) if number == mask_id]
         hidden_TH = model.bert.encode(pack_sequences([ids_T], CPU))
         logits_MV = model.mlm_head(hidden_TH[masked_M], model.bert.embeddings.word.weight).float()
         probabilities_MK, ids_MK = logits_MV.softmax(-1).topk(top_k)

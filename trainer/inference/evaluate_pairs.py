@@ -1,6 +1,7 @@
 """Measures how often a model gives the acceptable sentence of a minimal pair the higher score."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from trainer.inference.open_model import OpenedModel
-from trainer.minimal_pairs.accuracy import PairAccuracies, is_right, summarize
+from trainer.minimal_pairs.accuracy import PairAccuracies, count_ties, is_right, summarize
 from trainer.minimal_pairs.read import PairSet
 from trainer.minimal_pairs.score import (
     EncodedPairs,
@@ -59,7 +60,8 @@ def evaluate_pairs(
         ```
     """
     good_P, bad_P = score_pairs(opened, pair_set, pll=pll, micro_tokens=micro_tokens, device=device)
-    return summarize(pair_set, is_right(good_P, bad_P))
+    accuracies = summarize(pair_set, is_right(good_P, bad_P))
+    return replace(accuracies, ties=count_ties(good_P, bad_P))
 
 
 def score_pairs(

@@ -30,6 +30,16 @@ def is_right(good: NDArray[np.float64], bad: NDArray[np.float64]) -> NDArray[np.
     return good - bad > TIE_NATS
 
 
+def count_ties(good: NDArray[np.float64], bad: NDArray[np.float64]) -> int:
+    """Returns the number of pairs whose two sentences have equal scores. They count as wrong.
+
+    Args:
+        good: Scores of the good sentences [P], in nats.
+        bad: Scores of the bad sentences [P], in nats.
+    """
+    return int(np.count_nonzero(np.abs(good - bad) <= TIE_NATS))
+
+
 @dataclass(frozen=True)
 class Accuracy:
     """The number of right pairs in a group.
@@ -66,11 +76,13 @@ class PairAccuracies:
         total: The accuracy on all pairs.
         groups: The accuracies of the groups of every column, in alphabetical order. A group comes
             directly before the finer groups in it.
+        ties: The number of pairs whose sentences have equal scores; they are not right.
     """
 
     columns: tuple[str, ...]
     total: Accuracy
     groups: list[Accuracy]
+    ties: int = 0
 
     @property
     def coarsest(self) -> list[Accuracy]:
@@ -106,6 +118,7 @@ class PairAccuracies:
             "num_pairs": self.total.pairs,
             "accuracy": self.total.accuracy,
             "standard_error": self.total.standard_error,
+            "ties": self.ties,
             "mean_of": self.columns[0] if self.columns else None,
             "mean_accuracy": self.mean,
             "standard_error_of_mean": self.standard_error_of_mean,

@@ -7,8 +7,9 @@ from typing import Any
 
 from pipeline.documents.listing import list_matches
 from pipeline.documents.text_files import read_json_lines
-from pipeline.storage.compression import plain_name
+from pipeline.storage.compression import plain_suffix
 from pipeline.storage.folder import Folder
+from pipeline.storage.quoting import join_names, quote
 
 SENTENCES = ("sentence_good", "sentence_bad")
 EQUAL_PAIR = "both sentences are equal, so the pair counts as wrong"
@@ -20,6 +21,7 @@ BLIMP_COLUMNS = (PHENOMENON, "UID")
 # structure a 13th name.
 _SAME_PHENOMENON = {"s-selection": "argument_structure"}
 _SUFFIXES = (".jsonl", ".ndjson")
+_CURE = "every pair must have the columns that pairs are grouped by (--group_by of evaluate)"
 _MOST_EQUAL = 0.01
 """The share of pairs that may be equal sentences: BLiMP has 7 in all, at most 5 in a paradigm."""
 
@@ -78,7 +80,7 @@ def read_pairs(
         name: A local path or an fsspec URL; files may be compressed. In a folder, files named
             *.jsonl and *.ndjson are read.
         group_by: Columns to group pairs by, the coarsest first. If it is empty, BLiMP's columns are
-            used as far as the first pair has them.
+            used as far as the pairs have them; then all pairs must have the same ones.
         limit: The most pairs of each group of the finest column, from the first one; 0 takes all.
         storage_options: Options of the filesystem of files at a URL.
 
@@ -100,8 +102,10 @@ def read_pairs(
     pairs: list[Pair] = []
     sizes: Counter[tuple[str, ...]] = Counter()
     for number, (place, record) in enumerate(_records(name, storage_options)):
-        if number == 0 and not columns:
-            columns = tuple(column for column in BLIMP_COLUMNS if column in record)
+        if not group_by:
+            present = tuple(column for column in BLIMP_COLUMNS if column in record)
+            columns = columns if number else present
+            _refuse_more_columns(place, present, columns)
         pair = _parse_pair(place, record, columns)
         sizes[pair.groups] += 1
         if not limit or sizes[pair.groups] <= limit:
@@ -114,15 +118,32 @@ def read_pairs(
     return pair_set
 
 
+def _refuse_more_columns(place: str, present: Sequence[str], columns: Sequence[str]) -> None:
+    """Refuses a pair with a column that the first pair lacks; otherwise nothing would be grouped.
+
+    Args:
+        place: The place of the pair.
+        present: BLiMP's columns that the pair has.
+        columns: BLiMP's columns that the first pair has.
+
+    Raises:
+        ValueError: The pair has more of them.
+    """
+    more = [column for column in present if column not in columns]
+    if more:
+        raise ValueError(f"{place}: has the column {more[0]}, and the first pair lacks it; {_CURE}")
+
+
 def _refuse_equal(pair_set: PairSet) -> None:
     """Raises ValueError if in too many pairs both sentences are equal."""
     equal = pair_set.equal_pairs
     if len(equal) > _MOST_EQUAL * len(pair_set.pairs):
         first = equal[0]
         count = f"{len(equal):,} of {len(pair_set.pairs):,} pairs are"
+        found = f"both sentences are {quote(first.good)}, expected two that differ"
         raise ValueError(
-            f"{first.place}: both sentences are {first.good!r}, expected two that differ; {count}"
-            f" of equal sentences, more than {_MOST_EQUAL:.0%}: mend the file"
+            f"{first.place}: {found}; {count} of equal sentences, more than {_MOST_EQUAL:.0%}:"
+            " mend the file"
         )
 
 
@@ -139,7 +160,7 @@ def list_pair_files(name: str, options: Mapping[str, Any] | None = None) -> list
     files = list(list_matches(name, options).sizes)
     folder = Folder(name, options)
     if folder.exists() and not folder.is_file():
-        files = [file for file in files if plain_name(file).endswith(_SUFFIXES)]
+        files = [file for file in files if plain_suffix(file) in _SUFFIXES]
     if not files:
         expected = f"a file of pairs, a folder of files named *{' or *'.join(_SUFFIXES)}, or a glob"
         raise FileNotFoundError(f"{name}: no file is there, expected {expected}")
@@ -178,7 +199,7 @@ def _sentence(place: str, record: Mapping[str, Any], name: str) -> str:
         raise ValueError(f"{place}: has no {name}, found {_names(record)}; {expected}")
     sentence = record[name]
     if not isinstance(sentence, str) or not sentence.strip():
-        raise ValueError(f"{place}: {name} is {sentence!r}, expected a sentence")
+        raise ValueError(f"{place}: {name} is {quote(sentence)}, expected a sentence")
     return sentence
 
 
@@ -189,12 +210,11 @@ def _group(place: str, record: Mapping[str, Any], column: str) -> str:
         ValueError: The column is missing, or its value is neither a text nor a whole number.
     """
     if column not in record:
-        cure = "name the columns to group by with --group_by"
-        raise ValueError(f"{place}: has no column {column}, found {_names(record)}; {cure}")
+        raise ValueError(f"{place}: has no column {column}, found {_names(record)}; {_CURE}")
     value = record[column]
     if not isinstance(value, str | int):
         expected = "a name or a whole number"
-        raise ValueError(f"{place}: {column} is {value!r}, expected {expected}")  # noqa: TRY004
+        raise ValueError(f"{place}: {column} is {quote(value)}, expected {expected}")  # noqa: TRY004
     if column == PHENOMENON:
         return _SAME_PHENOMENON.get(str(value), str(value))
     return str(value)
@@ -202,4 +222,4 @@ def _group(place: str, record: Mapping[str, Any], column: str) -> str:
 
 def _names(record: Mapping[str, Any]) -> str:
     """Returns the names of the fields of a JSON object, for a message."""
-    return ", ".join(record) or "an empty object"
+    return join_names(record) or "an empty object"

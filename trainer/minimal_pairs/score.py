@@ -180,7 +180,9 @@ def _special_ids(tokenizer: Tokenizer, names: Sequence[str]) -> dict[str, int]:
     ids = tokenizer.get_vocab()
     missing = ", ".join(name for name in names if name not in ids)
     if missing:
-        raise ValueError(f"the model's tokenizer has no {missing}, as BERT's has")
+        raise ValueError(
+            f"the model's tokenizer has no {missing}, as BERT's has; give another model"
+        )
     return {name: ids[name] for name in names}
 
 
