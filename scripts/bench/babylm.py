@@ -27,7 +27,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,9 +40,11 @@ from pipeline.documents.files import read_blocks
 from pipeline.documents.parts import find_inputs
 from pipeline.documents.text_files import whole_file
 from pipeline.shards.dataset import open_dataset
+from pipeline.storage.quoting import join_names
 from scripts.bench.measured import print_result
 from scripts.checkout import ROOT, make_parser
 from trainer.cli import COMMANDS
+from trainer.minimal_pairs.read import PHENOMENON, read_pairs
 from trainer.process.precision import warn_of_slow_bf16
 from trainer.process.ranks import describe_device
 
@@ -50,7 +52,6 @@ SETTINGS = ROOT / "scripts/bench/babylm.yaml"
 TRAIN = "train"
 SCORE = "score"
 PACKAGES = ("torch", "deepspeed", "apache-beam", "tokenizers", "numpy")
-PHENOMENON = "linguistics_term"
 NUM_PHENOMENA = 12
 Row = dict[str, Any]
 
@@ -124,11 +125,31 @@ def mean_of_phenomena(pairs: Mapping[str, Any]) -> tuple[float, dict[str, float]
         for group in pairs["groups"]
         if PHENOMENON in group and "UID" not in group
     }
+    refuse_other_phenomena(found)
+    return sum(found.values()) / len(found), found
+
+
+def check_pairs(pairs: str) -> None:
+    """Refuses pairs that give no score, before a model is trained for them.
+
+    Args:
+        pairs: BLiMP, as `evaluate --pairs` takes it.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: The pairs are malformed, or are not of BLiMP's 12 phenomena.
+    """
+    pair_set = read_pairs(pairs, limit=1)
+    has_phenomena = PHENOMENON in pair_set.columns
+    refuse_other_phenomena({pair.groups[0] for pair in pair_set.pairs if has_phenomena})
+
+
+def refuse_other_phenomena(found: Collection[str]) -> None:
+    """Raises ValueError if the phenomena of pairs are not as many as BLiMP's 12."""
     if len(found) != NUM_PHENOMENA:
-        names = ", ".join(found) or "none"
+        names = join_names(sorted(found)) or "none"
         expected = f"expected BLiMP's {NUM_PHENOMENA}; give all of its files as --pairs"
         raise ValueError(f"the pairs have {len(found)} phenomena ({names}), {expected}")
-    return sum(found.values()) / len(found), found
 
 
 def read_bill(path: Path) -> list[Row]:
@@ -248,7 +269,8 @@ def list_stages(own: argparse.Namespace, track: Mapping[str, Any], folder: Path)
     train += ["--data", data, "--output", run, "--seed", str(own.seed)]
     train += own.train_flags.split()
     export = ["trainer", "export", run, "--output", model]
-    score = ["trainer", "evaluate", "--model", model, "--pairs", str(Path(own.pairs).resolve())]
+    pairs = own.pairs if "://" in own.pairs else str(Path(own.pairs).resolve())
+    score = ["trainer", "evaluate", "--model", model, "--pairs", pairs]
     score += ["--output", str(folder / "pairs.json")]
     commands = {"build": build, TRAIN: train, "export": export, SCORE: score}
     return [Stage(name, command) for name, command in commands.items()]
@@ -300,6 +322,7 @@ def run_track(own: argparse.Namespace, track: Mapping[str, Any], price: Mapping[
         known = ", ".join(track["models"])
         raise ValueError(f"track {own.track} has no model {own.model}; choose one of {known}")
     folder = Path(own.work, f"{own.model}-{own.seed}").resolve()
+    check_pairs(own.pairs)
     folder.mkdir(parents=True, exist_ok=True)
     words = count_sources(ROOT / track["data"], Path(own.text), track["most_words"])
     sum_bill(read_bill(folder / "bill.jsonl"))

@@ -46,7 +46,7 @@ import yaml
 from scipy.stats import ttest_ind
 
 from pipeline.shards.dataset import open_dataset
-from scripts.bench.babylm import mean_of_phenomena
+from scripts.bench.babylm import check_pairs, mean_of_phenomena
 from scripts.checkout import ROOT, commit, make_parser
 
 ROOT_HASH = "02e5819247f1f1624495daa317e7f8fb9807f7dbb121f899326876a6c5b71880"
@@ -252,7 +252,15 @@ def format_score(rows: Sequence[Row]) -> str:
 
 
 def main() -> None:
-    """Runs arms, scores them, times arms in turns, and prints the board."""
+    """Runs what the command line asks for and prints the board, or what is wrong in a line."""
+    try:
+        run_all(parse_arguments())
+    except (OSError, RuntimeError, ValueError) as error:
+        raise SystemExit(f"speedrun: {error}") from error
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Returns the command line's values."""
     parser = make_parser(__doc__)
     parser.add_argument("--data", help="the dataset, built as above")
     parser.add_argument("--work", help="folder of the runs")
@@ -267,10 +275,22 @@ def main() -> None:
     own = parser.parse_args()
     if (own.arms or own.clock) and not (own.data and own.work):
         parser.error("--arms and --clock need --data and --work")
+    return own
+
+
+def run_all(own: argparse.Namespace) -> None:
+    """Runs arms, scores them, times arms in turns, and prints the board.
+
+    Raises:
+        ValueError: The dataset is another one, or the pairs are not those of BLiMP.
+        RuntimeError: A run failed. The message names its log.
+    """
     found = open_dataset(own.data).manifest.root_hash if own.data else ROOT_HASH
     if found != ROOT_HASH:
         cure = "build the dataset by commit f3e7f8bd, as the top of this file says"
-        raise SystemExit(f"{own.data} has the root hash {found}, expected {ROOT_HASH}; {cure}")
+        raise ValueError(f"{own.data} has the root hash {found}, expected {ROOT_HASH}; {cure}")
+    if own.pairs is not None:
+        check_pairs(own.pairs)
     for arm, seed in itertools.product(own.arms, range(own.seeds)):
         run_arm(own, arm, seed)
     run_clock(own)

@@ -11,6 +11,7 @@ from scripts.bench import babylm
 from scripts.bench.babylm import (
     SETTINGS,
     Stage,
+    check_pairs,
     count_sources,
     count_words,
     describe_run,
@@ -70,6 +71,35 @@ def test_the_score_is_the_mean_of_twelve_phenomena_whatever_their_sizes():
         mean_of_phenomena({"groups": groups[:1]})
     with pytest.raises(ValueError, match=r"have 0 phenomena \(none\)"):
         mean_of_phenomena({"groups": []})
+
+
+def write_pairs(path, phenomena):
+    pair = {"sentence_good": "a", "sentence_bad": "b", "UID": "u"}
+    rows = [pair | {"linguistics_term": f"p{number}"} for number in range(phenomena)]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return str(path)
+
+
+def test_pairs_that_give_no_score_are_refused_before_a_model_is_trained(tmp_path, monkeypatch):
+    check_pairs(write_pairs(tmp_path / "all.jsonl", 12))
+    pairs = write_pairs(tmp_path / "some.jsonl", 2)
+    words = ["--text", "T", "--work", str(tmp_path / "work"), "--pairs"]
+    for given, said in (
+        (pairs, r"babylm: the pairs have 2 phenomena \(p0, p1\), expected BLiMP's 12; give all"),
+        (str(tmp_path / "gone"), "babylm: .*gone: no file is there, expected a file of pairs"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["babylm", *words, given])
+        with pytest.raises(SystemExit, match=said):
+            babylm.main()
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize("given", ["s3://bucket/blimp", "hf://datasets/a/b/*.jsonl"])
+def test_pairs_may_be_at_a_url(given, monkeypatch, tmp_path):
+    track = yaml.safe_load(SETTINGS.read_text())["tracks"]["small"]
+    monkeypatch.setattr(sys, "argv", ["babylm", "--text", "T", "--work", "W", "--pairs", given])
+    score = list_stages(parse_arguments(), track, tmp_path)[-1].arguments
+    assert score[score.index("--pairs") + 1] == given
 
 
 def test_a_bill_adds_up_every_attempt(tmp_path):

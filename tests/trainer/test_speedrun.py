@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -99,3 +100,16 @@ def test_the_board_has_loss_cost_and_score(own):
     ]
     speedrun.add_row(key | {"seed": 1, "score": 60.0, "standard_error": 0.4})
     assert speedrun.format_board().endswith("| 2.0 | 59.0 +- 0.3 (2 seeds) |")
+
+
+def test_what_is_wrong_is_a_line_before_anything_is_trained(own, tmp_path, monkeypatch):
+    dataset = SimpleNamespace(manifest=SimpleNamespace(root_hash=speedrun.ROOT_HASH))
+    monkeypatch.setattr(speedrun, "open_dataset", lambda _: dataset)
+    words = ["--data", "D", "--work", "W", "--arms", "recipe", "--pairs", str(tmp_path / "gone")]
+    monkeypatch.setattr(sys, "argv", ["speedrun", *words])
+    with pytest.raises(SystemExit, match=r"speedrun: .*gone: no file is there, expected a file of"):
+        speedrun.main()
+    dataset.manifest.root_hash = "other"
+    with pytest.raises(SystemExit, match="speedrun: D has the root hash other, expected "):
+        speedrun.main()
+    assert own.started == []
