@@ -108,6 +108,13 @@ def test_every_token_is_in_one_window_and_in_the_one_with_most_context(size):
                     assert min(token - chosen.start, chosen.stop - 1 - token) == max(contexts)
 
 
+def test_counts_of_a_single_text_are_numbers(hf, tmp_path):
+    (tmp_path / "one.txt").write_text("the cat\n")
+    output = features(hf, tmp_path / "one.txt", *LAST)
+    facts = pq.read_metadata(output).metadata[b"beambert"]
+    assert b'"empty_texts": 0, "long_texts": 0, "windows": 1' in facts
+
+
 def test_long_texts_are_read_in_windows_and_counted(hf, tmp_path):
     words = (["the", "cat", "sat", ".", "a"] * 20)[:95]
     file, flags = tmp_path / "long.txt", [*LAST, "--seq_len", "20", "--micro_tokens", "64"]

@@ -169,8 +169,8 @@ def _count(texts: Iterable[EncodedText], counts: Counter[str]) -> Iterator[Encod
         counts.update(
             texts=1,
             tokens=len(text.pieces),
-            empty_texts=not text.pieces,
-            long_texts=num_windows > 1,
+            empty_texts=int(not text.pieces),
+            long_texts=int(num_windows > 1),
             windows=num_windows,
             unknown_words=text.unknown_words,
         )
