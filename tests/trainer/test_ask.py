@@ -44,6 +44,7 @@ def test_several_masks_come_in_reading_order_and_probabilities_sum_to_one(opened
         ("[MASK] " * 39, 5, "has 41 tokens with .* the model reads 40; shorten it"),
         ("[MASK]", 0, f"top_k is 0; it must be between 1 and the vocabulary's {len(TOKENS)}"),
         ("[MASK]", 99, "top_k is 99"),
+        ("caf\udce9 [MASK]", 5, r"the text is not UTF-8: 'caf\\udce9 \[MASK\]'; set the terminal"),
     ],
 )
 def test_errors_say_what_to_do(opened, text, top_k, message):

@@ -19,7 +19,12 @@ _MASK = "[MASK]"  # tokenizer.vocab.MASK; importing it takes numpy
 
 
 def check_text(text: str) -> None:
-    """Raises ValueError for a text without [MASK]."""
+    """Raises ValueError for a text without [MASK], or with bytes that were not UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        cure = "set the terminal and its locale to UTF-8"
+        raise ValueError(f"the text is not UTF-8: {quote(text)}; {cure}") from error
     if _MASK not in text:
         advice = f"write {_MASK} where the model is to put a word"
         raise ValueError(f"the text has no {_MASK}: {quote(text)}; {advice}")
