@@ -19,7 +19,7 @@ from trainer.engine.deepspeed_config import deepspeed_config
 from trainer.engine.train_step import begin_to_agree, grad_norm, train_step
 from trainer.engine.zero import start_engine
 from trainer.guards.spike_guard import SpikeGuard
-from trainer.guards.watchdog import Peer, Watchdog, describe_hang
+from trainer.guards.watchdog import HUNG, Peer, Watchdog, describe_hang
 from trainer.guards.weights_check import CorruptWeightsError, WeightsCheck, checksum, find_suspects
 from trainer.model.bert import build_model
 from trainer.optim.adamw import AdamW
@@ -229,6 +229,39 @@ def test_the_watchdog_listens_where_the_ranks_are_only(tmp_path, monkeypatch):
     with socket.create_connection(gathered[0].address, timeout=5) as connection:
         assert json.loads(connection.recv(100)) == {"beats": 1, "place": "start"}
     watchdog.close()
+
+
+@pytest.mark.parametrize(("pauses", "is_ended"), [([1.0, 3600.0, 1.0], False), ([1.0] * 70, True)])
+def test_time_in_which_the_process_was_stopped_does_not_count(
+    tmp_path, monkeypatch, pauses, is_ended
+):
+    """An hour between two looks at the clock is a stopped process; 70 looks are a hang."""
+    clock = Clock(pauses)
+    ended = []
+    monkeypatch.setattr("trainer.guards.watchdog.time", clock)
+    monkeypatch.setattr("trainer.guards.watchdog.os._exit", ended.append)
+    watchdog = Watchdog(0.0, tmp_path, SimpleNamespace(rank=0))
+    watchdog._limit, watchdog._peers, watchdog._closed = 60.0, [], clock
+    monkeypatch.setattr(watchdog, "_report", lambda: None)
+    watchdog.beat("step 2")
+    watchdog._watch()
+    assert ended == [HUNG] * is_ended
+
+
+class Clock:
+    """A clock, and an event to wait for, which comes once all pauses have passed."""
+
+    def __init__(self, pauses):
+        self._pauses = iter(pauses)
+        self._now = 0.0
+
+    def monotonic(self):
+        return self._now
+
+    def wait(self, _):
+        pause = next(self._pauses, None)
+        self._now += pause or 0.0
+        return pause is None
 
 
 if __name__ == "__main__":

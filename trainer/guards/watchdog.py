@@ -110,10 +110,19 @@ class Watchdog:
 
         If no rank before this one answers, this one reports which ranks are at fault. Otherwise an
         earlier rank reports, and this one waits long enough to answer it.
+
+        Time in which this process itself was stopped does not count. A scheduler that suspends all
+        ranks, as Slurm can, then finds them at work when it lets them go on.
         """
-        while time.monotonic() < self._deadline:
-            if self._closed.wait(min(1.0, self._limit / 10)):
+        pause = min(1.0, self._limit / 10)
+        now = time.monotonic()
+        while now < self._deadline:
+            if self._closed.wait(pause):
                 return
+            before, now = now, time.monotonic()
+            late = now - before - pause
+            if late > ANSWER_SECONDS:
+                self._deadline += late
         self._write_stacks()
         if any(_ask(peer) for peer in self._peers[: self._rank]):
             time.sleep(3 * ANSWER_SECONDS)  # an earlier rank reports, and needs our answer for it
