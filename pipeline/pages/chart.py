@@ -160,6 +160,7 @@ def _shape(curve: Curve, x: _Scale, y: _Scale) -> dict[str, Any]:
         colour: The number of the colour, below NUM_COLOURS.
         look: `Curve.look`.
         label: `Curve.label`.
+        label_place: Where a label is written; the result of `_label_place`.
         points: The points to draw, in units of the SVG.
         band: The corners of the polygon between the least and the greatest values of the columns,
             in units of the SVG. Empty if the curve is not a line, or if no column has two points.
@@ -180,9 +181,28 @@ def _shape(curve: Curve, x: _Scale, y: _Scale) -> dict[str, Any]:
         "colour": colour,
         "look": curve.look,
         "label": curve.label,
+        "label_place": _label_place(curve, points[-1]),
         "points": points,
         "band": band,
     }
+
+
+def _label_place(curve: Curve, end: Point) -> tuple[float, float, str]:
+    """Returns x and y of a curve's label in units of the SVG, and its `text-anchor`.
+
+    The label of a level is above its right end. Other labels are beside the last point, on the side
+    that has more room.
+
+    Args:
+        curve: The curve.
+        end: Its last point, in units of the SVG.
+    """
+    x, y = end
+    if curve.look == "guess":
+        return x, round(y - 6, 1), "end"
+    if x > (_LEFT + _RIGHT) / 2:
+        return round(x - 7, 1), round(y + 4, 1), "end"
+    return round(x + 7, 1), round(y + 4, 1), "start"
 
 
 class _Column(NamedTuple):

@@ -43,10 +43,7 @@ def take_lock(
     """
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            file = path.open("ab")
-        except FileNotFoundError:
-            continue  # the folder was removed just now
+        file = path.open("ab")
         is_held = False
         try:
             _wait_for_lock(file, protected, patience_seconds, is_shared=is_shared)

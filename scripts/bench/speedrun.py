@@ -1,15 +1,16 @@
 """Judges recipes for two cores: which one reaches a validation loss for the fewest CPU-seconds.
 
     git clone . OLD && cd OLD && git checkout f3e7f8bd
-    python -m pipeline build --input "wiki_en/*.zst" "books_en/*.zst" --vocab_size 8192
+    python -m pipeline build --input "TEXT/wiki_en/*.zst" "TEXT/books_en/*.zst" --vocab_size 8192
     --seq_lens 32 128 --output DATA
     cd ..
     python -m scripts.bench.speedrun --data DATA --work FOLDER --arms recipe muon-4e-3 --share 0.1
     python -m scripts.bench.speedrun --data DATA --work FOLDER --arms half --pairs BLIMP
     python -m scripts.bench.speedrun --data DATA --work FOLDER --clock recipe muon-4e-3
 
-All arms read one dataset. A build of commit f3e7f8bd makes it; later versions end some sentences
-elsewhere, so that their losses could not be compared with those on the board.
+TEXT and DATA are absolute paths. All arms read one dataset. A build of commit f3e7f8bd makes it;
+later versions end some sentences elsewhere, so that their losses could not be compared with those
+on the board.
 
 An arm is the hour's recipe with the flags of scripts/bench/speedrun.yaml, at a share of its steps,
 and decays fully. Equal seeds read in equal order. One process with one thread trains, so losses do

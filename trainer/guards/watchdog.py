@@ -111,8 +111,8 @@ class Watchdog:
         If no rank before this one answers, this one reports which ranks are at fault. Otherwise an
         earlier rank reports, and this one waits long enough to answer it.
 
-        Time in which this process itself was stopped does not count. A scheduler that suspends all
-        ranks, as Slurm can, then finds them at work when it lets them go on.
+        Time in which this process itself was stopped does not count, because a scheduler such as
+        Slurm can suspend all ranks of a job by SIGSTOP and let them continue later.
         """
         pause = min(1.0, self._limit / 10)
         now = time.monotonic()
